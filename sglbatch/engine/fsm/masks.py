@@ -1,0 +1,141 @@
+"""Which tokens a constraint allows in each state of its automaton."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import TypeAlias
+from weakref import WeakValueDictionary
+
+import numpy as np
+import numpy.typing as npt
+
+from sglbatch.engine.fsm.automaton import DEAD, Automaton
+from sglbatch.engine.fsm.budget import Budget
+from sglbatch.engine.fsm.minimise import can_finish
+from sglbatch.engine.fsm.vocabulary import Vocabulary, row_offsets
+from sglbatch.errors import ConstraintError
+
+Bitmask: TypeAlias = npt.NDArray[np.int32]
+"""int32 [ceil(vocab_size / 32)], read-only: bit v % 32 (from the lowest) of word v // 32 stands for token v."""
+
+
+class TokenMasks:
+    """Token masks over one tokenizer; built once, shared by all constraints.
+
+    Args:
+        token_bytes: the bytes each token id stands for; b"" for special tokens and unused ids.
+        eos_token_ids: allowed exactly where a text may end.
+        vocab_size: number of the model's logits, at least ``len(token_bytes)``; further ids are never allowed.
+        max_guides: automata whose masks are remembered; the least recently used go first.
+    """
+
+    def __init__(
+        self, token_bytes: Sequence[bytes], eos_token_ids: frozenset[int], vocab_size: int, *, max_guides: int = 64
+    ) -> None:
+        assert len(token_bytes) <= vocab_size, "more tokens than logits"
+        assert all(0 <= token_id < vocab_size for token_id in eos_token_ids), "an end token without a logit"
+        self.vocab_size = vocab_size
+        self._token_bytes = [b"" if i in eos_token_ids else data for i, data in enumerate(token_bytes)]
+        self._eos_ids = sorted(eos_token_ids)
+        self._vocabulary = Vocabulary(self._token_bytes)
+        self._max_guides = max_guides
+        self._guides: OrderedDict[Automaton, Guide] = OrderedDict()
+        self._distinct: WeakValueDictionary[bytes, Bitmask] = WeakValueDictionary()
+
+    def guide(self, automaton: Automaton) -> Guide:
+        """The guide of this very automaton object, remembered among the last ``max_guides``.
+
+        Raises ConstraintError (untokenizable-constraint) when no sequence of tokens spells an accepted text.
+        """
+        guide = self._guides.get(automaton)
+        if guide is None:
+            guide = self._guides[automaton] = Guide(automaton, self)
+            if len(self._guides) > self._max_guides:
+                self._guides.popitem(last=False)
+        self._guides.move_to_end(automaton)
+        return guide
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return self._vocabulary
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """What a token adds to the text; empty for special tokens, end tokens and ids beyond the tokenizer's."""
+        return self._token_bytes[token_id] if token_id < len(self._token_bytes) else b""
+
+    def pack(self, allowed: npt.NDArray[np.bool_], *, may_end: bool) -> Bitmask:
+        """The bitmask of ``allowed`` (bool [num_tokens]); equal masks are one object while any is in use."""
+        bits = np.zeros(-(-self.vocab_size // 32) * 32, dtype=np.bool_)
+        bits[: len(allowed)] = allowed
+        if may_end:
+            bits[self._eos_ids] = True
+        data = np.packbits(bits, bitorder="little").tobytes()
+        mask: Bitmask = np.frombuffer(data, dtype=np.dtype("<i4"))
+        return self._distinct.setdefault(data, mask)
+
+
+class Guide:
+    """Walks one automaton token by token. States are the automaton's; keep one integer a request.
+
+    Every state reached by allowed tokens has an allowed token of its own or is final, so masked decoding
+    cannot get stuck, even where the tokenizer lacks some byte.
+    """
+
+    def __init__(self, automaton: Automaton, masks: TokenMasks) -> None:
+        self.automaton = automaton
+        self.start = automaton.start
+        self._token_masks = masks
+        self._rows = row_offsets(automaton.table)
+        self._masks: dict[int, Bitmask] = {}
+        self._dead_end = self._token_dead_ends()
+        if self._dead_end is not None and self._dead_end[self.start]:
+            raise ConstraintError(
+                "untokenizable-constraint",
+                "the constraint needs bytes that this model's tokenizer has no token for",
+                hint="leave unusual control characters out of the regex or the choices",
+            )
+
+    def mask(self, state: int) -> Bitmask:
+        """The tokens allowed in ``state``; end-of-sequence tokens exactly when it accepts. Made once a state."""
+        mask = self._masks.get(state)
+        if mask is None:
+            allowed = self._allowed(state)
+            mask = self._token_masks.pack(allowed, may_end=bool(self.automaton.accepting[state]))
+            self._masks[state] = mask
+        return mask
+
+    def advance(self, state: int, token_id: int) -> int:
+        """The state after a token that stands for text; -1 when the token leaves the language."""
+        data = self._token_masks.bytes_of(token_id)
+        assert data, f"token {token_id} stands for no text"
+        return self.automaton.run(state, data)
+
+    def is_final(self, state: int) -> bool:
+        """The text may end here and nothing can follow."""
+        return bool(self.automaton.accepting[state]) and bool((self.automaton.table[state] == DEAD).all())
+
+    def _allowed(self, state: int) -> npt.NDArray[np.bool_]:
+        vocabulary = self._token_masks.vocabulary
+        if self._dead_end is None:
+            return vocabulary.reachable(self._rows, state)
+        after = vocabulary.destinations(self._rows, state)
+        return (after >= 0) & ~self._dead_end[after]
+
+    def _token_dead_ends(self) -> npt.NDArray[np.bool_] | None:
+        """bool [S]: no sequence of tokens leads to the end. None, the rule, when there is no such state.
+
+        The automaton's own states all reach the end by bytes; a vocabulary without a token for some byte can
+        still make one a dead end. States that get there over single-byte tokens are found at once.
+        """
+        vocabulary, accepting = self._token_masks.vocabulary, self.automaton.accepting
+        columns = self.automaton.table[:, sorted(vocabulary.single_bytes)]
+        differs = np.ones(columns.shape[1], dtype=np.bool_)
+        differs[1:] = (columns[:, 1:] != columns[:, :-1]).any(axis=0)
+        alive = can_finish(columns[:, differs], accepting, Budget())
+        doubtful = {s: np.unique(vocabulary.destinations(self._rows, s)) for s in np.flatnonzero(~alive).tolist()}
+        while revived := [s for s, after in doubtful.items() if alive[after[after >= 0]].any()]:
+            for state in revived:
+                alive[state] = True
+                del doubtful[state]
+        return ~alive if doubtful else None

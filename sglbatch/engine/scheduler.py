@@ -1,0 +1,395 @@
+"""Decides what enters the model in each step, and who holds which KV slots. Pure: no clock, no device.
+
+Rows run in priority order (the plan's depth-first order). A step is every running row's next token, then as many
+prefill tokens as the budget allows; the last admitted row may be cut, and then goes first in the next step.
+A row that finds its prefix in the tree, even one that enters the model in this same step, only adds its suffix.
+
+Who gives way: the *head* is the least unfinished row. It is never paused and may evict everything else, so it always
+advances. Other rows pause youngest first when slots run out, drop their own slots and come back only with all
+they can need reserved.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import insort
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from sglbatch.engine.radix.slots import SlotPool, split_extents
+from sglbatch.engine.radix.tree import RadixNode, RadixTree, common_prefix_len
+from sglbatch.engine.sequence import TAIL_RUN, Action, Piece, Sequence, StateRow, Step
+from sglbatch.types import TokenIds
+
+NO_SLOTS = np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerConfig:
+    """Limits of a step and of memory.
+
+    Args:
+        num_slots: KV slots (tokens) in the pool.
+        max_batch_tokens: tokens a step may put through the model.
+        max_rows: rows that decode at once.
+        reserve: "full" admits a row only with room for all its tokens, so nobody ever pauses; "soft" admits
+            when the prompt and the first tokens fit.
+        retain: keep finished paths until their slots are needed (interactive use), instead of freeing what no
+            planned request and no running program can use.
+    """
+
+    num_slots: int
+    max_batch_tokens: int
+    max_rows: int
+    reserve: Literal["soft", "full"] = "soft"
+    retain: bool = False
+
+
+@dataclass(kw_only=True)
+class Counters:
+    """Running totals; see BackendStats for what they mean."""
+
+    prompt_tokens: int = 0
+    computed_prompt_tokens: int = 0
+    recomputed_tokens: int = 0
+    steps: int = 0
+
+
+class Scheduler:
+    """Rows in, steps out; every KV slot is free, cached in the tree, or in use by a row."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.config = config
+        self.pool = SlotPool(config.num_slots)
+        self.tree = RadixTree(self.pool)
+        self.counters = Counters()
+        self.running: list[Sequence] = []
+        """Prefilled rows that decode, by priority."""
+        self.cut: Sequence | None = None
+        """The row whose prefill the last step's budget cut."""
+        self.held: list[Sequence] = []
+        """Scored rows whose path stays until their whole choice is decided."""
+        self._planned: list[Sequence] = []
+        self._follow_ups: list[Sequence] = []
+        self._pinned: RadixNode = self.tree.root
+        self._kept: dict[int, list[RadixNode]] = defaultdict(list)
+        self._kept_ids: dict[int, TokenIds] = {}
+        self._last_planned_ids: TokenIds = np.empty(0, dtype=np.int32)
+
+    # --- what comes in ---
+
+    def add(self, sequence: Sequence) -> None:
+        """Queues a row that fits: len(ids) + max_tail <= num_slots is the caller's check."""
+        heapq.heappush(self._queue_of(sequence), sequence)
+        self.counters.prompt_tokens += len(sequence.ids)
+
+    @property
+    def has_unfinished(self) -> bool:
+        return bool(self.running or self.cut or self._planned or self._follow_ups)
+
+    def _queue_of(self, sequence: Sequence) -> list[Sequence]:
+        return self._follow_ups if sequence.request.follow_up or sequence.resumed else self._planned
+
+    def _next_waiting(self) -> Sequence | None:
+        heads = [queue[0] for queue in (self._planned, self._follow_ups) if queue]
+        return min(heads, default=None)
+
+    # --- one step ---
+
+    def schedule(self) -> Step:
+        """The next step. Every token in it is counted as computed by the step's end."""
+        step = Step()
+        for sequence in list(self.running):
+            if sequence.node is not None and self._grow(sequence):
+                self._decode(sequence, step)
+        budget = self.config.max_batch_tokens - len(step.pieces)
+        if self.cut is not None:
+            sequence, self.cut = self.cut, None
+            budget = self._prefill(sequence, budget, step)
+        while budget > 0 and len(self.running) < self.config.max_rows and self.cut is None:
+            waiting = self._next_waiting()
+            if waiting is None or not self._admit(waiting, step):
+                break
+            heapq.heappop(self._queue_of(waiting))
+            budget = self._prefill(waiting, budget, step)
+        self._pin_next_planned()
+        step.pieces.sort(key=lambda piece: piece.sequence.priority)
+        self.counters.steps += 1
+        assert step.actions or step.pieces or not self.has_unfinished, "a step must advance somebody"
+        return step
+
+    # --- decode ---
+
+    def _decode(self, sequence: Sequence, step: Step) -> None:
+        assert sequence.node is not None
+        position = len(sequence.ids) + sequence.tail_len
+        sequence.tail_len += 1
+        token = np.array([sequence.output_ids[-1]], dtype=np.int32)
+        tail = sequence.tail_slots[: sequence.tail_len]
+        piece = Piece(sequence, token, start=position, write_slots=tail[-1:], tail_slots=tail)
+        step.pieces.append(piece)
+        step.actions.append(Action(sequence, StateRow(piece, 0), position, ()))
+
+    def _grow(self, sequence: Sequence) -> bool:
+        """Sees that the row has a slot for its next token; False when it had to pause instead."""
+        if sequence.tail_len < len(sequence.tail_slots):
+            return True
+        num = min(TAIL_RUN, sequence.tail_left)
+        assert num > 0
+        while True:
+            if self._free_up(num) or (num > 1 and self._free_up(1)):
+                extents = self.pool.alloc(min(num, self.pool.num_free))
+                assert extents is not None
+                sequence.grow_tail(extents)
+                sequence.reserved = max(0, sequence.reserved - num)
+                return True
+            if not self._give_way(sequence):
+                self._pause(sequence)
+                return False
+
+    def _free_up(self, num: int) -> bool:
+        """Evicts until ``num`` slots are free; False if the cached ones do not suffice."""
+        if self.pool.num_free < num:
+            self.tree.evict(num - self.pool.num_free)
+        return self.pool.num_free >= num
+
+    def _give_way(self, sequence: Sequence) -> bool:
+        """Takes slots from somebody for this row: the youngest after it, or for the head, from the plan's next path."""
+        younger = [s for s in (*self.running, *([self.cut] if self.cut else [])) if s > sequence]
+        if younger:
+            self._pause(max(younger))
+            return True
+        return self._is_head(sequence) and self._release_for_head(sequence)
+
+    def _is_head(self, sequence: Sequence) -> bool:
+        others = (*self.running, *([self.cut] if self.cut else []), self._next_waiting())
+        return all(other is None or other is sequence or sequence < other for other in others)
+
+    def _release_for_head(self, sequence: Sequence) -> bool:
+        """Unlocks what is held for nobody running; True if there was anything."""
+        others = [s for s in self.held if s.request is not sequence.request]
+        if self._pinned is self.tree.root and not others:
+            return False
+        self._unpin()
+        for other in others:
+            self.held.remove(other)
+            self._unlock(other)
+        return True
+
+    def _pause(self, sequence: Sequence) -> None:
+        """Drops the row's own slots and queues it again, with what it generated as part of its prompt."""
+        if sequence is self.cut:
+            self.cut = None
+        else:
+            self.running.remove(sequence)
+        known = max(sequence.num_cached, sequence.num_computed) + sequence.tail_len
+        sequence.high_water = max(sequence.high_water, known)
+        self._drop_tail(sequence)
+        self._unlock(sequence)
+        prompt = sequence.request.prompt_ids
+        if sequence.output_ids:
+            sequence.ids = np.concatenate([prompt, np.array(sequence.output_ids, dtype=np.int32)])
+            sequence.action_positions = [len(sequence.ids) - 1]
+            sequence.num_folded = len(sequence.output_ids)
+        sequence.num_computed = 0
+        sequence.resumed = True
+        heapq.heappush(self._follow_ups, sequence)
+
+    # --- prefill ---
+
+    def _admit(self, sequence: Sequence, step: Step) -> bool:
+        """Finds the row's prefix and gives it slots for the rest; False when there is no room yet."""
+        node, matched = self.tree.match_prefix(sequence.ids)
+        node = self.tree.cut(node, matched)
+        assert node.num_computed == len(node.ids)
+        suffix_len = len(sequence.ids) - matched
+        full = self.config.reserve == "full" or sequence.resumed
+        tail_left = sequence.tail_left
+        promised = tail_left if full else min(TAIL_RUN, tail_left)
+        self.tree.lock(node)
+        while suffix_len + promised > self._available():
+            alone = not step.pieces and not step.actions
+            if not (alone and self._release_for_head(sequence)):
+                assert not alone, "a row that was accepted must fit alone"
+                self.tree.unlock(node)
+                return False
+        sequence.reserved = promised
+        self._count_recomputed(sequence, matched)
+        if suffix_len:
+            assert self._free_up(suffix_len)
+            extents = self.pool.alloc(suffix_len)
+            assert extents is not None
+            node = self.tree.extend_locked(node, sequence.ids[matched:], extents)
+        sequence.node = node
+        self._begin(sequence, matched, step)
+        return True
+
+    def _available(self) -> int:
+        """Slots that are free or can be evicted, less those promised to running rows."""
+        promised = sum(s.reserved for s in self.running) + (self.cut.reserved if self.cut else 0)
+        return self.pool.num_free + self.tree.num_cached - promised
+
+    def _begin(self, sequence: Sequence, matched: int, step: Step) -> None:
+        """Acts on the states that the tree has kept; prefill starts after the match, or at the first state it lacks."""
+        assert sequence.node is not None
+        sequence.num_cached = sequence.num_computed = matched
+        if matched <= sequence.needed_from:
+            return
+        states = {node.end: node.end_state for node in sequence.node.path()}
+        for position in sequence.action_positions:
+            if position >= matched:
+                return
+            state = states.get(position + 1)
+            if state is None:
+                sequence.num_computed = position
+                return
+            self._act(sequence, state, position, step)
+
+    def _prefill(self, sequence: Sequence, budget: int, step: Step) -> int:
+        """Puts the row's next tokens into the step; returns what is left of the budget."""
+        start = sequence.num_computed
+        end = min(len(sequence.ids), start + budget)
+        if end > start:
+            self._add_prefill_piece(sequence, start, end, step)
+        sequence.num_computed = end
+        if not sequence.is_prefilled:
+            self.cut = sequence
+        elif sequence.targets:
+            self.held.append(sequence)
+        else:
+            insort(self.running, sequence)
+        return budget - (end - start)
+
+    def _add_prefill_piece(self, sequence: Sequence, start: int, end: int, step: Step) -> None:
+        node, matched = sequence.node, sequence.num_cached
+        assert node is not None
+        num_again = max(0, min(end, matched) - start)
+        scratch = np.full(num_again, self.config.num_slots, dtype=np.int64)
+        new = node.slots[max(start, matched) - node.start : end - node.start] if end > matched else NO_SLOTS
+        slots = np.concatenate([scratch, new])
+        piece = Piece(sequence, sequence.ids[start:end], start=start, write_slots=slots, tail_slots=NO_SLOTS)
+        step.pieces.append(piece)
+        if end > matched:
+            node.num_computed = end - node.start
+        for position in sequence.action_positions:
+            if start <= position < end:
+                self._act(sequence, self._keep_state(sequence, piece, position, step), position, step)
+        prompt_len = len(sequence.request.prompt_ids) if not sequence.targets else len(sequence.ids)
+        self.counters.computed_prompt_tokens += max(0, min(end, prompt_len) - start)
+        self.counters.recomputed_tokens += num_again
+
+    def _keep_state(self, sequence: Sequence, piece: Piece, position: int, step: Step) -> StateRow:
+        """A node ends at the position from now on and keeps its state: whoever needs it again computes nothing."""
+        assert sequence.node is not None
+        node = self.tree.cut(sequence.node, position + 1)
+        node.end_state = row = StateRow(piece, position - piece.start)
+        step.new_states.append(row)
+        return row
+
+    @staticmethod
+    def _act(sequence: Sequence, row: StateRow, position: int, step: Step) -> None:
+        step.actions.append(Action(sequence, row, position, sequence.targets.get(position, ())))
+
+    def _count_recomputed(self, sequence: Sequence, matched: int) -> None:
+        """Tokens that were in memory once and will be computed again."""
+        known = sequence.high_water
+        if sequence.request.follow_up:
+            kept = self._kept_ids.get(sequence.request.program_id)
+            known = max(known, 0 if kept is None else common_prefix_len(kept, sequence.ids))
+        elif not sequence.resumed:
+            known = max(sequence.shared_len, common_prefix_len(self._last_planned_ids, sequence.ids))
+            self._last_planned_ids = sequence.ids
+        self.counters.recomputed_tokens += max(0, known - matched)
+
+    # --- the planned path ---
+
+    def _pin_next_planned(self) -> None:
+        """Locks what the next planned request will find, so that neither pruning nor eviction takes it."""
+        node = self.tree.match_prefix(self._planned[0].ids)[0] if self._planned else self.tree.root
+        if node.num_computed < len(node.ids) and node.parent is not None:
+            node = node.parent  # a cut row's own node: if that row pauses, its uncomputed part must be removable
+        if node is not self._pinned:
+            self.tree.lock(node)
+            self._unpin()
+            self._pinned = node
+
+    def _unpin(self) -> None:
+        pinned, self._pinned = self._pinned, self.tree.root
+        self.tree.unlock(pinned)
+        if not self.config.retain:
+            self.tree.prune(pinned)
+
+    # --- what goes out ---
+
+    def finish(self, sequence: Sequence) -> None:
+        """A generating row is done: its slots stay for its program's next call, or go."""
+        self.running.remove(sequence)
+        if sequence.request.keep or self.config.retain:
+            self._keep(sequence)
+        self._drop_tail(sequence)
+        self._unlock(sequence)
+
+    def finish_choice(self, sequences: list[Sequence], chosen: Sequence) -> None:
+        """All rows of one choice are scored."""
+        if chosen.request.keep and chosen.node is not None:
+            self._remember(chosen, chosen.node, chosen.ids)
+        for sequence in sequences:
+            if sequence.node is not None:
+                self.held.remove(sequence)
+                self._unlock(sequence)
+
+    def _keep(self, sequence: Sequence) -> None:
+        """Moves the tail's slots into the tree below the prompt."""
+        known = np.concatenate([sequence.request.prompt_ids, np.array(sequence.output_ids, dtype=np.int32)])
+        ids = known[: len(sequence.ids) + sequence.tail_len]
+        node, matched = self.tree.match_prefix(ids)
+        node = self.tree.cut(node, matched)
+        if matched < len(ids):
+            mine, unused = split_extents(sequence.tail, sequence.tail_len)
+            duplicate, new = split_extents(mine, matched - len(sequence.ids))
+            sequence.tail = duplicate + unused
+            node = self.tree.insert(node, ids[matched:], new, len(ids) - matched)
+        if sequence.request.keep:
+            self._remember(sequence, node, ids)
+
+    def _remember(self, sequence: Sequence, node: RadixNode, ids: TokenIds) -> None:
+        self.tree.keep(node)
+        self._kept[sequence.request.program_id].append(node)
+        self._kept_ids[sequence.request.program_id] = ids
+
+    def finish_program(self, program_id: int) -> None:
+        """The program makes no further call: what was kept for it may go."""
+        self._kept_ids.pop(program_id, None)
+        for node in self._kept.pop(program_id, ()):
+            self.tree.unkeep(node)
+            if not self.config.retain:
+                self.tree.prune(node)
+
+    def _drop_tail(self, sequence: Sequence) -> None:
+        self.pool.free(sequence.tail)
+        sequence.tail, sequence.tail_slots, sequence.tail_len, sequence.reserved = [], NO_SLOTS, 0, 0
+
+    def _unlock(self, sequence: Sequence) -> None:
+        node, sequence.node = sequence.node, None
+        assert node is not None
+        self.tree.unlock(node)
+        if node.num_computed < len(node.ids):
+            node = self._drop_uncomputed(node)
+        if not self.config.retain:
+            self.tree.prune(node)
+
+    def _drop_uncomputed(self, node: RadixNode) -> RadixNode:
+        """A paused row's half-prefilled node: only the computed half may stay for others to find."""
+        computed = self.tree.cut(node, node.start + node.num_computed)
+        self.tree.remove_leaf(node)
+        return computed
+
+    # --- checking ---
+
+    def check_integrity(self) -> None:
+        """Every slot is free, cached or in use, exactly one of them."""
+        rows = [*self.running, *self.held, *([self.cut] if self.cut else [])]
+        self.tree.check_integrity(sum(e.length for s in rows for e in s.tail))

@@ -1,0 +1,164 @@
+"""One row of the engine: a token run that is prefilled, then decoded or scored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sglbatch.engine.radix.slots import Extent, slot_ids
+from sglbatch.engine.radix.tree import RadixNode
+from sglbatch.types import Generate, Priority, Request, TokenIds
+
+TAIL_RUN = 16
+"""Slots a decoding row takes at a time."""
+
+
+class StateRow:
+    """A final hidden state: of a token in the current step until the step has run, kept afterwards.
+
+    Attributes:
+        piece, offset: the token in the current step; piece is None once ``stored`` is filled.
+        stored: the state itself, owned by the engine's device ([hidden]).
+    """
+
+    __slots__ = ("offset", "piece", "stored")
+
+    def __init__(self, piece: Piece, offset: int) -> None:
+        self.piece: Piece | None = piece
+        self.offset = offset
+        self.stored: Any = None
+
+
+class Sequence:
+    """A request's row.
+
+    Attributes:
+        shared_len: tokens that an earlier row of the same choice has computed.
+        ids: tokens to prefill: the prompt, and after a pause what had been generated too.
+        targets: for scoring rows, token ids to score after each position; empty for generating rows.
+        action_positions: positions whose final hidden states are needed, ascending.
+        node: the tree node where ``ids`` end, locked while the row runs; None while it waits.
+        num_cached: positions of ``ids`` whose keys and values were there when the row was admitted.
+        num_computed: positions of ``ids`` that are dealt with; less than num_cached where states are computed again.
+        output_ids: every token sampled so far; the first ``num_folded`` are part of ``ids`` since a pause.
+        tail: slots of generated tokens, the first ``tail_len`` in use.
+        reserved: slots promised to this row beyond those it holds.
+        high_water: positions that were computed once already, for counting what is computed again.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        ids: TokenIds,
+        *,
+        priority: Priority,
+        targets: Mapping[int, tuple[int, ...]] | None = None,
+        shared_len: int = 0,
+    ) -> None:
+        self.request = request
+        self.ids = ids
+        self.priority = priority
+        self.targets = targets or {}
+        self.action_positions = sorted(self.targets) or [len(ids) - 1]
+        self.shared_len = shared_len
+        self.max_tail = request.operation.max_tokens - 1 if isinstance(request.operation, Generate) else 0
+        self.resumed = False
+        self.num_folded = 0
+        self.node: RadixNode | None = None
+        self.num_cached = 0
+        self.num_computed = 0
+        self.output_ids: list[int] = []
+        self.tail: list[Extent] = []
+        self.tail_slots: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
+        self.tail_len = 0
+        self.reserved = 0
+        self.high_water = 0
+
+    def __lt__(self, other: Sequence) -> bool:
+        return self.priority < other.priority
+
+    @property
+    def needed_from(self) -> int:
+        return self.action_positions[0]
+
+    @property
+    def is_prefilled(self) -> bool:
+        return self.num_computed == len(self.ids)
+
+    @property
+    def tail_left(self) -> int:
+        """Most slots that this row can still need."""
+        return self.max_tail - self.tail_len - self.num_folded
+
+    def grow_tail(self, extents: list[Extent]) -> None:
+        self.tail = self.tail + extents
+        self.tail_slots = slot_ids(self.tail)
+
+
+class Piece:
+    """Neighbouring tokens of one sequence that enter the model in a step.
+
+    Attributes:
+        start: position of the first token.
+        write_slots: where each token's keys and values go; the scratch slot for tokens computed again only
+            for their hidden state. int64 [num_tokens].
+        tail_slots: slots of this row's generated tokens, the new one included; empty in prefill. int64.
+    """
+
+    __slots__ = ("sequence", "start", "tail_slots", "token_ids", "write_slots")
+
+    def __init__(
+        self,
+        sequence: Sequence,
+        token_ids: TokenIds,
+        *,
+        start: int,
+        write_slots: npt.NDArray[np.int64],
+        tail_slots: npt.NDArray[np.int64],
+    ) -> None:
+        self.sequence = sequence
+        self.token_ids = token_ids
+        self.start = start
+        self.write_slots = write_slots
+        self.tail_slots = tail_slots
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.token_ids)
+
+    @property
+    def path(self) -> list[RadixNode]:
+        """Tree nodes of the row, first below the root first. Rows admitted later in a step may still split them."""
+        assert self.sequence.node is not None
+        return self.sequence.node.path()
+
+
+class Action:
+    """What to do with one hidden state: sample a token (no targets), or score the targets."""
+
+    __slots__ = ("position", "row", "sequence", "targets")
+
+    def __init__(self, sequence: Sequence, row: StateRow, position: int, targets: tuple[int, ...]) -> None:
+        self.sequence = sequence
+        self.row = row
+        self.position = position
+        self.targets = targets
+
+
+class Step:
+    """One forward pass: ragged pieces in depth-first order and the actions on their states."""
+
+    __slots__ = ("actions", "new_states", "pieces")
+
+    def __init__(self) -> None:
+        self.pieces: list[Piece] = []
+        self.actions: list[Action] = []
+        self.new_states: list[StateRow] = []
+        """States of this step that the tree keeps: the runner fills ``stored``."""
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(p.token_ids) for p in self.pieces)

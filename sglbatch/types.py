@@ -1,0 +1,264 @@
+"""The values that pass between layers: what is asked of a backend and what comes back.
+
+Everything here is frozen and knows nothing of files, devices or clocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+TokenIds: TypeAlias = npt.NDArray[np.int32]
+
+Priority: TypeAlias = tuple[int, ...]
+"""(plan position, *call path): smaller runs earlier; the least unfinished one is the head."""
+
+CallPath: TypeAlias = tuple[int, ...]
+"""Where a call stands in its program: (stream path..., index of the call in its stream)."""
+
+FinishReason: TypeAlias = Literal["stop", "length", "choice", "constraint"]
+"""stop: end-of-sequence or a stop string; length: max_tokens; constraint: the automaton ended."""
+
+
+# --- prompts -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Constant text of a prompt, not yet tokenised.
+
+    ``specials`` are the special-token strings that count as special tokens inside ``text``; any
+    other special-token text in it is tokenised as plain characters.
+    """
+
+    text: str
+    specials: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Ids:
+    """Token ids that are fixed, such as a generated answer's: never tokenised again from text."""
+
+    ids: tuple[int, ...]
+
+
+Segment: TypeAlias = Text | Ids
+Prompt: TypeAlias = tuple[Segment, ...]
+"""Adjacent ``Text`` segments tokenise together; an ``Ids`` segment is a token boundary."""
+
+
+# --- variables ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VarType:
+    """What a program declares about one variable, from its constraint; the output column's type follows.
+
+    ``choices`` belongs to ``enum``. ``is_list`` says that the value is a list of such values (``n > 1``).
+    """
+
+    kind: Literal["text", "int", "float", "bool", "enum", "json"]
+    choices: tuple[str, ...] = ()
+    is_list: bool = False
+
+
+# --- what a call asks for ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Constraint:
+    """What the generated text must match: hashable, compiled once per distinct value."""
+
+    kind: Literal["regex"]
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Generate:
+    """Sample up to ``max_tokens`` tokens. ``temperature == 0`` is greedy; ``top_k <= 0`` is off."""
+
+    max_tokens: int
+    stop: tuple[str, ...] = ()
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    constraint: Constraint | None = None
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0 or self.top_k == 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choose:
+    """Score alternatives exactly. Each alternative is a non-empty run of token ids after the prompt.
+
+    An alternative's probability is the model's for its whole run; where it is a proper prefix of
+    others, theirs is taken off (it stands for "this and not one of the longer ones").
+    """
+
+    alternatives: tuple[tuple[int, ...], ...]
+    temperature: float = 0.0
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+Operation: TypeAlias = Generate | Choose
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Request:
+    """One call, tokenised, ready for a backend.
+
+    Args:
+        request_id: unique within the process.
+        program_id: which program asked; see ``Backend.finish_program``.
+        prompt_ids: int32 [prompt_len], at least one token.
+        seed: 64-bit seed of this call's random numbers (already mixes job seed, row key, call path).
+        priority: place in the order; None lets the backend order the submitted batch depth-first.
+        keep: a follow-up call may extend this prompt plus its answer, so its KV is worth keeping.
+        follow_up: this call came out of an earlier call's answer, so it was not in the plan's order.
+    """
+
+    request_id: int
+    program_id: int
+    prompt_ids: TokenIds
+    operation: Operation
+    seed: int
+    priority: Priority | None = None
+    keep: bool = False
+    follow_up: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Usage:
+    """Tokens of one call: what was in the prompt and what was generated."""
+
+    prompt_tokens: int
+    generated_tokens: int
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            prompt_tokens=self.prompt_tokens + other.prompt_tokens,
+            generated_tokens=self.generated_tokens + other.generated_tokens,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ErrorInfo:
+    """Why a call or a row failed; becomes the ``_error`` column."""
+
+    code: str
+    message: str
+    call: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """A finished call.
+
+    Args:
+        text: the generated text, cut before a stop string; the chosen text is filled in by lang.
+        output_ids: tokens wholly inside ``text``; they are what the program's state keeps.
+        tail: the end of ``text`` that lies inside a token cut by a stop string ("" when none).
+        choice: index of the chosen alternative (Choose only).
+        choice_logprobs: normalised log-probability of each alternative (Choose only).
+        error: set when the call failed; then the other values are empty.
+    """
+
+    request_id: int
+    text: str = ""
+    output_ids: tuple[int, ...] = ()
+    tail: str = ""
+    finish_reason: FinishReason = "stop"
+    usage: Usage = field(default_factory=lambda: Usage(prompt_tokens=0, generated_tokens=0))
+    choice: int | None = None
+    choice_logprobs: tuple[float, ...] | None = None
+    error: ErrorInfo | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The journal's form; ``from_json`` restores it. The request id is the process's, so it stays out."""
+        value = asdict(self)
+        del value["request_id"]
+        return {k: v for k, v in value.items() if v not in ("", None, ())}
+
+    @staticmethod
+    def from_json(value: dict[str, Any], *, request_id: int) -> Result:
+        return Result(
+            request_id=request_id,
+            text=value.get("text", ""),
+            output_ids=tuple(value.get("output_ids", ())),
+            tail=value.get("tail", ""),
+            finish_reason=value["finish_reason"],
+            usage=Usage(**value["usage"]),
+            choice=value.get("choice"),
+            choice_logprobs=tuple(value["choice_logprobs"]) if "choice_logprobs" in value else None,
+        )
+
+
+def prefill_runs(prompt_ids: TokenIds, operation: Operation) -> list[TokenIds]:
+    """The token runs that a call puts through the model before anything is sampled, in depth-first order.
+
+    A Generate is its prompt; a Choose is, for each alternative, the prompt and all but the alternative's last
+    token (the last one is only scored). The plan's unique tokens are those of the radix tree of all runs.
+    """
+    if isinstance(operation, Generate):
+        return [prompt_ids]
+    heads = sorted({alternative[:-1] for alternative in operation.alternatives})
+    return [np.concatenate([prompt_ids, np.array(head, dtype=np.int32)]) if head else prompt_ids for head in heads]
+
+
+# --- backends ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BackendStats:
+    """Counters since the backend was made. Tokens are prompt tokens that entered the model.
+
+    computed_prompt_tokens counts every prompt token that was put through the model, recomputed ones
+    (after a pause or an eviction) included; recomputed_tokens counts those apart (and recomputed
+    generated tokens).
+    """
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    computed_prompt_tokens: int = 0
+    recomputed_tokens: int = 0
+    generated_tokens: int = 0
+    steps: int = 0
+
+
+class Backend(Protocol):
+    """Something that answers calls: the local engine, or an API.
+
+    ``submit`` accepts requests at any time; ``step`` does one unit of work and returns what finished.
+    A request that can never run (too long for the context or the memory) comes back from ``step``
+    as a Result with an error; it never raises.
+    """
+
+    @property
+    def identity(self) -> str: ...
+
+    @property
+    def context_len(self) -> int: ...
+
+    def submit(self, requests: Sequence[Request]) -> None: ...
+
+    def step(self) -> list[Result]: ...
+
+    @property
+    def has_unfinished(self) -> bool: ...
+
+    def finish_program(self, program_id: int) -> None:
+        """No more calls will come from this program: what was kept for it may go."""
+
+    def stats(self) -> BackendStats: ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,109 @@
+"""A runner without a model: it keeps tokens in slots, and checks that every row sees exactly its own prefix."""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from sglbatch.engine.batch import FlatBatch, flatten
+from sglbatch.engine.sampler import Sampling
+from sglbatch.engine.sequence import Step
+
+VOCAB = 50
+EOS = 0
+
+
+def next_token(prefix: tuple[int, ...]) -> int:
+    """The stub model's greedy answer: a hash of everything before."""
+    return zlib.crc32(repr(prefix).encode()) % VOCAB
+
+
+def generate(prompt: Sequence[int], max_tokens: int) -> list[int]:
+    """What a generation must give, computed apart from any engine; ends before EOS."""
+    tokens = list(prompt)
+    for _ in range(max_tokens):
+        token = next_token(tuple(tokens))
+        if token == EOS:
+            break
+        tokens.append(token)
+    return tokens[len(prompt) :]
+
+
+class StubRunner:
+    """Counts the tokens that enter the model; ``num_slots`` as in the scheduler's config."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.memory: list[tuple[int, int] | None] = [None] * (num_slots + 1)
+        self.num_tokens = 0
+        self.max_tokens_in_step = 0
+
+    def run(self, step: Step, samplings: Sequence[Sampling | None]) -> list[int | list[float]]:
+        if step.pieces:
+            self._forward(step)
+        return [
+            next_token(a.row.stored) if not a.targets else [-float(1 + t % 7) for t in a.targets] for a in step.actions
+        ]
+
+    def _forward(self, step: Step) -> None:
+        batch, offsets = flatten(step)
+        self.num_tokens += len(batch.input_ids)
+        self.max_tokens_in_step = max(self.max_tokens_in_step, len(batch.input_ids))
+        scratch = len(self.memory) - 1
+        written = batch.write_slots[batch.write_slots != scratch]
+        assert len(set(written.tolist())) == len(written), "two tokens of a step in one slot"
+        for token, position, slot in zip(batch.input_ids, batch.positions, batch.write_slots, strict=True):
+            if slot != scratch:
+                self.memory[slot] = (int(position), int(token))
+        seen = self._contexts(batch)
+        for row in (*(a.row for a in step.actions), *step.new_states):
+            if row.piece is not None:
+                row.stored, row.piece = seen[offsets[id(row.piece)] + row.offset], None
+        for piece in step.pieces:
+            full = (*piece.sequence.request.prompt_ids.tolist(), *piece.sequence.output_ids)
+            full = tuple(piece.sequence.ids.tolist()) if len(piece.sequence.ids) > len(full) else full
+            for i in range(len(piece.token_ids)):
+                assert seen[offsets[id(piece)] + i] == full[: piece.start + i + 1], "a row sees another's tokens"
+
+    def _contexts(self, batch: FlatBatch) -> list[tuple[int, ...]]:
+        """The tokens that each flat row attends to, which must be each position up to its own exactly once."""
+        slots: list[list[int]] = [[] for _ in batch.input_ids]
+        for work in batch.shared:
+            for q in range(work.q_start, work.q_end):
+                slots[q] += work.slots.tolist()
+            assert [self.memory[s][0] for s in work.slots] == list(  # type: ignore[index]
+                range(work.position, work.position + len(work.slots))
+            )
+        for causal in batch.causal:
+            num_context = len(causal.slots) - (causal.q_end - causal.q_start)
+            for i, q in enumerate(range(causal.q_start, causal.q_end)):
+                slots[q] += causal.slots[: num_context + i + 1].tolist()
+            assert [self.memory[s][0] for s in causal.slots] == causal.positions.tolist()  # type: ignore[index]
+        for padded in batch.padded:
+            for q, row, positions, n in zip(padded.rows, padded.slots, padded.positions, padded.lens, strict=True):
+                slots[q] += row[:n].tolist()
+                assert [self.memory[s][0] for s in row[:n]] == positions[:n].tolist()  # type: ignore[index]
+        return [self._tokens(s, int(p)) for s, p in zip(slots, batch.positions, strict=True)]
+
+    def _tokens(self, slots: list[int], position: int) -> tuple[int, ...]:
+        cells = [self.memory[s] for s in slots]
+        assert all(cell is not None for cell in cells), "a slot is read before it is written"
+        by_position = dict(cell for cell in cells if cell is not None)
+        assert Counter(p for p, _ in cells if p is not None).most_common(1)[0][1] == 1  # type: ignore[misc]
+        assert sorted(by_position) == list(range(position + 1))
+        return tuple(by_position[p] for p in range(position + 1))
+
+
+class StubTokenizer:
+    """Just enough of a tokenizer for the engine: token i is one character."""
+
+    def __init__(self) -> None:
+        self.token_bytes = [b"", *(bytes([64 + i]) for i in range(1, VOCAB))]
+        self.eos_token_ids = frozenset({EOS})
+        self.vocab_size = VOCAB
+
+
+def ids(values: Sequence[int]) -> np.ndarray:
+    return np.array(values, dtype=np.int32)
