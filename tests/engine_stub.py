@@ -103,6 +103,7 @@ class StubTokenizer:
         self.token_bytes = [b"", *(bytes([64 + i]) for i in range(1, VOCAB))]
         self.eos_token_ids = frozenset({EOS})
         self.vocab_size = VOCAB
+        self.specials: dict[str, int] = {}
 
 
 def ids(values: Sequence[int]) -> np.ndarray:

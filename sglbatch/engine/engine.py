@@ -6,25 +6,25 @@ from collections.abc import Sequence as Seq
 from typing import Protocol
 
 from sglbatch.engine.choice import Choice
+from sglbatch.engine.fsm.automaton import Automaton
 from sglbatch.engine.fsm.masks import Guide, TokenMasks
 from sglbatch.engine.fsm.regex import compile_regex
+from sglbatch.engine.generation import Generation
 from sglbatch.engine.radix.order import depth_first_order
-from sglbatch.engine.random import uniform
 from sglbatch.engine.sampler import Sampling
 from sglbatch.engine.scheduler import Scheduler, SchedulerConfig
 from sglbatch.engine.sequence import Action, Sequence, Step
 from sglbatch.engine.text import TextBuffer
+from sglbatch.errors import ConstraintError
 from sglbatch.tokenizer import Tokenizer
 from sglbatch.types import (
     BackendStats,
     Constraint,
     ErrorInfo,
-    FinishReason,
     Generate,
     Priority,
     Request,
     Result,
-    Usage,
     prefill_runs,
 )
 
@@ -33,58 +33,6 @@ class Runner(Protocol):
     """What puts a step through a model; ``ModelRunner``, and a stub in tests of the scheduler."""
 
     def run(self, step: Step, samplings: Seq[Sampling | None]) -> list[int | list[float]]: ...
-
-
-class Generation:
-    """A generating request while it runs."""
-
-    def __init__(self, request: Request, sequence: Sequence, text: TextBuffer, guide: Guide | None) -> None:
-        assert isinstance(request.operation, Generate)
-        self.request = request
-        self.operation = request.operation
-        self.sequence = sequence
-        self.text = text
-        self.guide = guide
-        self.state = guide.start if guide else 0
-        self.num_sampled = 0
-
-    def sampling(self) -> Sampling:
-        """How the next token is drawn."""
-        operation = self.operation
-        return Sampling(
-            temperature=operation.temperature,
-            top_p=operation.top_p,
-            top_k=operation.top_k,
-            min_p=operation.min_p,
-            uniform=0.0 if operation.greedy else uniform(self.request.seed, self.num_sampled),
-            mask_W=self.guide.mask(self.state) if self.guide else None,
-        )
-
-    def accept(self, token_id: int, eos_token_ids: frozenset[int]) -> FinishReason | None:
-        """Takes a sampled token; says why the generation ends, if it does."""
-        self.num_sampled += 1
-        if token_id in eos_token_ids:
-            return "stop"
-        self.sequence.output_ids.append(token_id)
-        if self.text.append(token_id):
-            return "stop"
-        if self.guide:
-            self.state = self.guide.advance(self.state, token_id)
-            if self.guide.is_final(self.state):
-                return "constraint"
-        return "length" if len(self.sequence.output_ids) >= self.operation.max_tokens else None
-
-    def result(self, reason: FinishReason) -> Result:
-        text, output_ids, tail = self.text.result()
-        usage = Usage(prompt_tokens=len(self.request.prompt_ids), generated_tokens=self.num_sampled)
-        return Result(
-            request_id=self.request.request_id,
-            text=text,
-            output_ids=output_ids,
-            tail=tail,
-            finish_reason=reason,
-            usage=usage,
-        )
 
 
 class LocalEngine:
@@ -113,6 +61,7 @@ class LocalEngine:
         self._owners: dict[Sequence, Generation | Choice] = {}
         self._refused: list[Result] = []
         self._masks: TokenMasks | None = None
+        self._automata: dict[Constraint, Automaton] = {}
         self._num_requests = 0
         self._num_generated = 0
         self._num_ordered = 0
@@ -195,10 +144,22 @@ class LocalEngine:
         return None
 
     def _add_generation(self, request: Request, operation: Generate, priority: Priority) -> None:
+        try:
+            guide = self._guide(operation.constraint)
+        except ConstraintError as error:
+            info = ErrorInfo(code=error.code, message=error.message)
+            self._refused.append(Result(request_id=request.request_id, error=info))
+            return
         sequence = Sequence(request, request.prompt_ids, priority=priority)
         text = TextBuffer(self.tokenizer.token_bytes, operation.stop)
-        self._owners[sequence] = Generation(request, sequence, text, self._guide(operation.constraint))
+        ends = self.tokenizer.eos_token_ids | self._special_stops(operation.stop)
+        self._owners[sequence] = Generation(sequence, text, guide=guide, end_token_ids=ends)
         self.scheduler.add(sequence)
+
+    def _special_stops(self, stop: tuple[str, ...]) -> frozenset[int]:
+        """Stop strings that are a special token's text end at that token, which has no text of its own."""
+        specials = self.tokenizer.specials
+        return frozenset(specials[s] for s in stop if s in specials)
 
     def _add_choice(self, request: Request, priority: Priority) -> None:
         choice = Choice(request, priority)
@@ -212,7 +173,10 @@ class LocalEngine:
         if self._masks is None:
             tokenizer = self.tokenizer
             self._masks = TokenMasks(tokenizer.token_bytes, tokenizer.eos_token_ids, tokenizer.vocab_size)
-        return self._masks.guide(compile_regex(constraint.source))
+        automaton = self._automata.get(constraint)
+        if automaton is None:
+            automaton = self._automata[constraint] = compile_regex(constraint.source)
+        return self._masks.guide(automaton)
 
     # --- outcomes ---
 
@@ -231,7 +195,7 @@ class LocalEngine:
 
     def _take_token(self, generation: Generation, token_id: int) -> Result | None:
         self._num_generated += 1
-        reason = generation.accept(token_id, self.tokenizer.eos_token_ids)
+        reason = generation.accept(token_id)
         if reason is None:
             return None
         self.scheduler.finish(generation.sequence)

@@ -43,9 +43,10 @@ def sample(logits_RV: torch.Tensor, samplings: Sequence[Sampling]) -> list[int]:
     """One token a row. ``logits_RV`` is fp32 and may be changed."""
     _apply_masks(logits_RV, samplings)
     tokens = logits_RV.argmax(dim=-1)
-    drawn = [i for i, s in enumerate(samplings) if not s.greedy]
-    if drawn:
-        tokens[drawn] = _draw(logits_RV[drawn], [samplings[i] for i in drawn])
+    for filters in (False, True):  # apart, since they walk the vocabulary in different orders
+        drawn = [i for i, s in enumerate(samplings) if not s.greedy and s.filters == filters]
+        if drawn:
+            tokens[drawn] = _draw(logits_RV[drawn], [samplings[i] for i in drawn], filters=filters)
     result: list[int] = tokens.tolist()
     return result
 
@@ -61,13 +62,13 @@ def _apply_masks(logits_RV: torch.Tensor, samplings: Sequence[Sampling]) -> None
     logits_RV[rows] = logits_RV[rows].masked_fill(~allowed_RV, float("-inf"))
 
 
-def _draw(logits_RV: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor:
+def _draw(logits_RV: torch.Tensor, samplings: Sequence[Sampling], *, filters: bool) -> torch.Tensor:
     """Inverse of the cumulative distribution, after temperature, top-k, top-p and min-p in this order."""
     device = logits_RV.device
     temperature_R = torch.tensor([s.temperature for s in samplings], device=device)
     probs_RV = torch.softmax(logits_RV / temperature_R[:, None], dim=-1).double()
     order_RV: torch.Tensor | None = None
-    if any(s.filters for s in samplings):
+    if filters:
         probs_RV, order_RV = probs_RV.sort(dim=-1, descending=True, stable=True)
         probs_RV = _filtered(probs_RV, samplings)
     cumulative_RV = probs_RV.cumsum(dim=-1)

@@ -105,7 +105,7 @@ class Scheduler:
         for sequence in list(self.running):
             if sequence.node is not None and self._grow(sequence):
                 self._decode(sequence, step)
-        budget = self.config.max_batch_tokens - len(step.pieces)
+        budget = self.config.max_batch_tokens - step.num_tokens
         if self.cut is not None:
             sequence, self.cut = self.cut, None
             budget = self._prefill(sequence, budget, step)
@@ -124,28 +124,29 @@ class Scheduler:
     # --- decode ---
 
     def _decode(self, sequence: Sequence, step: Step) -> None:
-        assert sequence.node is not None
+        """Feeds what was sampled, or forced by a constraint, and not fed yet."""
+        tokens = np.array(sequence.output_ids[sequence.num_fed :], dtype=np.int32)
         position = len(sequence.ids) + sequence.tail_len
-        sequence.tail_len += 1
-        token = np.array([sequence.output_ids[-1]], dtype=np.int32)
+        sequence.tail_len += len(tokens)
         tail = sequence.tail_slots[: sequence.tail_len]
-        piece = Piece(sequence, token, start=position, write_slots=tail[-1:], tail_slots=tail)
+        piece = Piece(sequence, tokens, start=position, write_slots=tail[-len(tokens) :], tail_slots=tail)
         step.pieces.append(piece)
-        step.actions.append(Action(sequence, StateRow(piece, 0), position, ()))
+        step.actions.append(Action(sequence, StateRow(piece, len(tokens) - 1), piece.end - 1, ()))
 
     def _grow(self, sequence: Sequence) -> bool:
-        """Sees that the row has a slot for its next token; False when it had to pause instead."""
-        if sequence.tail_len < len(sequence.tail_slots):
+        """Sees that the row has slots for the tokens it will feed; False when it had to pause instead."""
+        missing = sequence.tail_len + len(sequence.output_ids) - sequence.num_fed - len(sequence.tail_slots)
+        if missing <= 0:
             return True
-        num = min(TAIL_RUN, sequence.tail_left)
-        assert num > 0
+        wanted = max(missing, min(TAIL_RUN, sequence.tail_left - (len(sequence.tail_slots) - sequence.tail_len)))
         while True:
-            if self._free_up(num) or (num > 1 and self._free_up(1)):
-                extents = self.pool.alloc(min(num, self.pool.num_free))
-                assert extents is not None
-                sequence.grow_tail(extents)
-                sequence.reserved = max(0, sequence.reserved - num)
-                return True
+            for num in (wanted, missing):
+                if self._free_up(num):
+                    extents = self.pool.alloc(num)
+                    assert extents is not None
+                    sequence.grow_tail(extents)
+                    sequence.reserved = max(0, sequence.reserved - num)
+                    return True
             if not self._give_way(sequence):
                 self._pause(sequence)
                 return False

@@ -89,6 +89,11 @@ class Sequence:
         return self.num_computed == len(self.ids)
 
     @property
+    def num_fed(self) -> int:
+        """How many of ``output_ids`` have entered the model since the row was last admitted, or before."""
+        return self.num_folded + self.tail_len
+
+    @property
     def tail_left(self) -> int:
         """Most slots that this row can still need."""
         return self.max_tail - self.tail_len - self.num_folded

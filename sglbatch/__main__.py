@@ -1,0 +1,5 @@
+"""``python -m sglbatch``."""
+
+from sglbatch.cli import main
+
+main()

@@ -1,0 +1,206 @@
+"""What each command of the command line does: run it, print it, give its exit code."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from sglbatch.errors import EXIT_DONE, SglbatchError
+from sglbatch.job.backends import load_local
+from sglbatch.job.config import MaxFailures, RunConfig, default_output
+from sglbatch.job.execution import Execution, Surroundings
+from sglbatch.job.journal import Journal
+from sglbatch.job.manifest import Manifest
+from sglbatch.job.paths import JobPaths, job_of
+from sglbatch.job.planning import change_lines, journal_lines, plan_job
+from sglbatch.job.prepare import prepared
+from sglbatch.job.progress import Progress
+from sglbatch.job.report import Report
+from sglbatch.job.rows import FinishedRow
+from sglbatch.job.runner import Ended, make_manifest, retry_job, run_job
+from sglbatch.job.signals import Stopped, StopRequest, listening
+from sglbatch.job.status import export_rows, read_status
+from sglbatch.job.tally import Tally
+from sglbatch.lang.driver import Driver
+from sglbatch.planner import escape_controls, render_summary
+
+
+def run(config: RunConfig, *, restart: bool, as_json: bool) -> int:
+    if config.output is None:
+        config = replace(config, output=default_output(config.template, config.data))
+    stop = StopRequest(time_limit_s=config.time_limit_s)
+    with listening(stop):
+        try:
+            ended = run_job(config, _surroundings(stop), restart=restart)
+        except Stopped as stopped:
+            return _stopped_early(stopped)
+    return _print_ended(ended, as_json)
+
+
+def retry_failed(output: Path, *, max_failures: str | None, as_json: bool) -> int:
+    allowed = MaxFailures.parse(max_failures) if max_failures is not None else None
+    stop = StopRequest()
+    with listening(stop):
+        ended = retry_job(job_of(output), _surroundings(stop), max_failures=allowed)
+    return _print_ended(ended, as_json)
+
+
+def show(config: RunConfig, *, count: int) -> int:
+    """Prints ``count`` rows' whole texts, markup and answers included; leaves nothing behind."""
+    if count < 1:
+        raise SglbatchError("bad-option", f"--show must be at least 1, not {count}", hint="for example --show 2")
+    config = replace(config, output=None, limit=min(count, config.limit or count))
+    stop = StopRequest()
+    with listening(stop):
+        try:
+            rows = _answer(config, _surroundings(stop))
+        except Stopped as stopped:
+            return _stopped_early(stopped)
+    for row in sorted(rows, key=lambda row: row.index):
+        print(f"--- row {row.index + 1} " + "-" * 60)
+        print(_escaped(row.transcript or ""))
+        if row.error is not None:
+            print(f"error[{row.error.code}]: {_escaped(row.error.message)}")
+    return EXIT_DONE
+
+
+def plan(config: RunConfig, *, save: Path | None, as_json: bool) -> int:
+    """Plans as ``run`` does, against the existing job if there is one, and makes no job."""
+    progress = Progress(sys.stderr)
+    paths = _existing_job(config)
+    tally = Tally()
+    with prepared(replace(config, output=None), tell=progress.note) as ready:
+        journal = Journal(paths.journal) if paths else None
+        driver = Driver(
+            tokenizer=ready.tokenizer,
+            model_identity=ready.model.identity,
+            context_len=ready.model.context_len,
+            memo=journal,
+            seed=config.seed,
+            parse_special=config.parse_special,
+        )
+        execution = Execution(
+            ready,
+            driver,
+            Surroundings(progress=progress, stop=StopRequest(), load_backend=load_local),
+            on_finished=tally.count,
+            after_step=lambda: None,
+            with_transcript=False,
+        )
+        with progress.stage("plan", label="planning", total=len(ready.rows)):
+            calls = execution.plan_rows(((row, None) for row in ready.rows), run_outside=False)
+            made, summary, tree = plan_job(
+                calls,
+                ready,
+                errors=tally.error_infos,
+                calls_reused=driver.calls_reused,
+            )
+        lines = journal_lines(journal.counts) if journal else []
+        if paths is not None:
+            lines += change_lines(Manifest.load(paths.manifest), make_manifest(ready))
+    if save is not None:
+        made.save(save)
+    if as_json:
+        value = {**summary.to_json(), "tree": tree.to_json(), "job": str(paths.output) if paths else None}
+        _print_json({**value, "changes": lines})
+    else:
+        print("\n".join([*map(escape_controls, lines), render_summary(summary, tree)]))
+    return EXIT_DONE
+
+
+def status(output: Path, *, as_json: bool) -> int:
+    found = read_status(job_of(output))
+    _print_json(found.to_json()) if as_json else print(found.render())
+    return EXIT_DONE
+
+
+def export(output: Path, *, target: Path) -> int:
+    written = export_rows(job_of(output), target)
+    for warning in written.warnings:
+        print(f"warning: {escape_controls(warning)}", file=sys.stderr)
+    print(f"{written.num_rows:,} finished rows ({written.num_failed:,} failed) in {target}")
+    return EXIT_DONE
+
+
+def report(output: Path, *, as_json: bool) -> int:
+    found = Report.load(job_of(output).report)
+    _print_json(found.to_json()) if as_json else print(found.render())
+    return EXIT_DONE
+
+
+def models() -> int:
+    from sglbatch.models import list_models
+
+    rows = [("NAME", "IS", "CACHED")]
+    rows += [(entry.name, entry.resolves_to, str(entry.path or "no")) for entry in list_models()]
+    widths = [max(len(row[column]) for row in rows) for column in range(2)]
+    for name, resolves_to, cached in rows:
+        print(f"{name:<{widths[0]}}  {resolves_to:<{widths[1]}}  {cached}")
+    return EXIT_DONE
+
+
+def _surroundings(stop: StopRequest) -> Surroundings:
+    return Surroundings(progress=Progress(sys.stderr), stop=stop, load_backend=load_local)
+
+
+def _answer(config: RunConfig, surroundings: Surroundings) -> list[FinishedRow]:
+    """Runs the rows without a job."""
+    progress = surroundings.progress
+    rows: list[FinishedRow] = []
+    with prepared(config, tell=progress.note) as ready:
+        driver = Driver(
+            tokenizer=ready.tokenizer,
+            model_identity=ready.model.identity,
+            context_len=ready.model.context_len,
+            seed=config.seed,
+            parse_special=config.parse_special,
+        )
+        execution = Execution(
+            ready, driver, surroundings, on_finished=rows.append, after_step=lambda: None, with_transcript=True
+        )
+        calls = execution.plan_rows(((row, None) for row in ready.rows), run_outside=True)
+        if calls:
+            made, _, _ = plan_job(calls, ready, errors=(), calls_reused=0)
+            with progress.stage("load", label="loading the model"):
+                backend = surroundings.load_backend(ready.model, ready.tokenizer, config)
+            try:
+                with progress.stage("run", label="running", total=execution.num_live):
+                    execution.run(calls, made, backend)
+            finally:
+                backend.close()
+    return rows
+
+
+def _existing_job(config: RunConfig) -> JobPaths | None:
+    """The job that a run with these options would continue; None when there is none, or no name for its output."""
+    try:
+        paths = JobPaths(output=config.output or default_output(config.template, config.data))
+    except SglbatchError:
+        return None
+    return paths if paths.manifest.is_file() else None
+
+
+def _stopped_early(stopped: Stopped) -> int:
+    print(stopped.reason, file=sys.stderr)
+    return stopped.exit_code
+
+
+def _print_ended(ended: Ended, as_json: bool) -> int:
+    if ended.unchanged:
+        print("finished before, and nothing has changed since: nothing to do", file=sys.stderr)
+    if as_json:
+        _print_json(ended.report.to_json())
+    else:
+        print(ended.report.render())
+    return ended.exit_code
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2))
+
+
+def _escaped(text: str) -> str:
+    return "\n".join(escape_controls(line) for line in text.split("\n"))

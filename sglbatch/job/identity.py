@@ -1,0 +1,60 @@
+"""What makes a row, a template and a data set the same as last time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from sglbatch.errors import SglbatchError
+
+_MAX_NAMED = 5
+
+
+def short_hash(value: Any) -> str:
+    """16 hex digits over the canonical JSON of ``value``; values JSON has no form for go in by their ``repr``."""
+    data = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=repr)
+    return hashlib.sha256(data.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+class RowKeys:
+    """Gives every row its key: the value of an id column, or the hash of its arguments and which occurrence it is.
+
+    The input position has no part in it, so that rows may be added, dropped and shuffled.
+    """
+
+    def __init__(self, id_column: str | None) -> None:
+        self._id_column = id_column
+        self._seen: Counter[str] = Counter()
+        self._places: dict[str, str] = {}
+        self._duplicates: list[str] = []
+        self._num_duplicates = 0
+
+    def key(self, row: Mapping[str, Any], arguments: Mapping[str, Any], *, where: str) -> str:
+        """The key of the next row. Equal ids are remembered for ``check``."""
+        if self._id_column is None:
+            content = short_hash(arguments)
+            self._seen[content] += 1
+            return f"{content}-{self._seen[content]}"
+        value = row[self._id_column]
+        key = value if isinstance(value, str) else json.dumps(value, default=str)
+        if key in self._places:
+            self._num_duplicates += 1
+            if len(self._duplicates) < _MAX_NAMED:
+                self._duplicates.append(f"{key!r} ({self._places[key]} and {where})")
+        else:
+            self._places[key] = where
+        return f"id:{key}"
+
+    def check(self) -> None:
+        """Raises SglbatchError ``duplicate-id`` when two rows had the same id."""
+        if self._duplicates:
+            more = self._num_duplicates - len(self._duplicates)
+            raise SglbatchError(
+                "duplicate-id",
+                f"column {self._id_column!r} is not unique: {', '.join(self._duplicates)}"
+                + (f" and {more} more" if more > 0 else ""),
+                hint="name a column that is different in every row, or leave --id out",
+            )

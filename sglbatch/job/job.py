@@ -1,0 +1,216 @@
+"""One run of a job in its folder: plan, load, run, write, report."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import time
+import traceback
+from collections.abc import Iterable
+from dataclasses import asdict, replace
+from typing import Final
+
+from sglbatch.data import Row, WriteReport
+from sglbatch.errors import EXIT_DONE, EXIT_FAILED_ROWS, SglbatchError
+from sglbatch.job.execution import Execution, Surroundings, hit_rate
+from sglbatch.job.folder import JobFolder
+from sglbatch.job.manifest import Finished, Manifest
+from sglbatch.job.planning import journal_lines, plan_job, plan_line
+from sglbatch.job.prepare import Prepared
+from sglbatch.job.records import numbered_files
+from sglbatch.job.report import Report
+from sglbatch.job.rows import FinishedRow, RowStore, remove_older
+from sglbatch.job.signals import Stopped
+from sglbatch.job.tally import Tally
+from sglbatch.job.writing import write_rows
+from sglbatch.lang.calls import PendingCall
+from sglbatch.lang.driver import Driver
+from sglbatch.planner import Plan
+from sglbatch.types import Backend, BackendStats
+from sglbatch.version import __version__
+
+_LIBRARIES: Final = ("torch", "transformers", "tokenizers", "pyarrow", "numpy")
+_STAGES: Final = ("read", "plan", "load", "run", "write")
+
+
+class Job:
+    """``run`` is called once.
+
+    Args:
+        manifest: of this run; saved when planning has succeeded.
+    """
+
+    def __init__(self, ready: Prepared, folder: JobFolder, manifest: Manifest, surroundings: Surroundings) -> None:
+        self._ready = ready
+        self._folder = folder
+        self._paths = folder.paths
+        self._manifest = manifest
+        self._surroundings = surroundings
+        self._progress = surroundings.progress
+        self._tally = Tally()
+        self._started = time.time()
+        self._backend: Backend | None = None
+        self._plan: Plan | None = None
+        self._rows_gone = 0
+        self._write_warnings: tuple[str, ...] = ()
+        self._driver = Driver(
+            tokenizer=ready.tokenizer,
+            model_identity=ready.model.identity,
+            context_len=ready.model.context_len,
+            memo=folder.journal,
+            seed=ready.config.seed,
+            parse_special=ready.config.parse_special,
+        )
+
+    def run(self, rows: Iterable[tuple[Row, str | None]], *, num_new: int, kept: Iterable[FinishedRow]) -> Report:
+        """Runs ``rows`` (with their keys where known) and writes them and the ``kept`` rows of an earlier run."""
+        if self._folder.previous is None:
+            self._manifest.save(self._paths.manifest)
+        self._store = RowStore.create(self._paths.rows, num_rows=self._manifest.num_rows)
+        self._execution = Execution(
+            self._ready,
+            self._driver,
+            self._surroundings,
+            on_finished=self._take,
+            after_step=self._flush,
+            with_transcript="transcript" in self._ready.config.save,
+        )
+        try:
+            for row in kept:
+                self._tally.keep(row)
+                self._store.put(row)
+            self._run_calls(self._plan_calls(rows, num_new))
+            report = self._write()
+        except Stopped as stopped:
+            self._progress.note(f"{stopped.reason}; the same command continues this job")
+            report = self._report(state="stopped", exit_code=stopped.exit_code)
+        except (SglbatchError, OSError):
+            raise
+        except Exception:
+            self._paths.crash.write_text(traceback.format_exc())
+            raise
+        finally:
+            self._store.close()
+            if self._backend is not None:
+                self._backend.close()
+        report.save(self._paths.report)
+        return report
+
+    # --- stages ---
+
+    def _plan_calls(self, rows: Iterable[tuple[Row, str | None]], num_new: int) -> list[PendingCall]:
+        with self._progress.stage("plan", label="planning", total=num_new):
+            calls = self._execution.plan_rows(rows, run_outside=True)
+            self._plan, summary, _ = plan_job(
+                calls,
+                self._ready,
+                errors=self._tally.error_infos,
+                calls_reused=self._driver.calls_reused,
+            )
+        self._manifest.save(self._paths.manifest)
+        self._plan.save(self._paths.plan)
+        self._progress.note(plan_line(summary))
+        return calls
+
+    def _run_calls(self, calls: list[PendingCall]) -> None:
+        if not calls:
+            return
+        assert self._plan is not None
+        ready = self._ready
+        with self._progress.stage("load", label="loading the model"):
+            self._backend = self._surroundings.load_backend(ready.model, ready.tokenizer, ready.config)
+        with self._progress.stage("run", label="running", total=self._execution.num_live):
+            self._execution.run(calls, self._plan, self._backend)
+
+    def _write(self) -> Report:
+        with self._progress.stage("write", label="writing", total=None):
+            assert self._store.num_finished == self._manifest.num_rows, "a row is missing"
+            written = write_rows(self._paths.output, self._store, inputs=self._ready.inputs, config=self._ready.config)
+            self._store.sync()
+            self._rows_gone = self._count_rows_gone()
+        self._write_warnings = written.warnings
+        allowed = self._ready.config.max_failures.allows(written.num_failed, written.num_rows)
+        report = self._report(state="finished", exit_code=EXIT_DONE if allowed else EXIT_FAILED_ROWS)
+        report.save(self._paths.report)
+        self._finish(written)
+        return report
+
+    def _finish(self, written: WriteReport) -> None:
+        """From here on the same command finds nothing to do."""
+        stat = self._paths.output.stat()
+        finished = Finished(
+            rows_file=self._store.path.name,
+            num_rows=written.num_rows,
+            num_failed=written.num_failed,
+            output_stat=(stat.st_size, stat.st_mtime_ns),
+        )
+        replace(self._manifest, finished=finished).save(self._paths.manifest)
+        remove_older(self._paths.rows, self._store.path)
+
+    # --- rows and numbers ---
+
+    def _take(self, row: FinishedRow) -> None:
+        self._store.put(row)
+        self._tally.count(row)
+        self._tally.check()
+
+    def _flush(self) -> None:
+        self._folder.journal.flush()
+        self._store.flush()
+        self._folder.heartbeat.check()
+
+    def _count_rows_gone(self) -> int:
+        """Rows of the run before that the input no longer has; 0 where the program now reads other columns, since then
+        no row is comparable."""
+        previous = self._folder.previous
+        older = [path for path in numbered_files(self._paths.rows) if path != self._store.path]
+        if previous is None or not older or previous.data == self._manifest.data:
+            return 0
+        before = {row.key for row in RowStore.open(older[-1], num_rows=previous.num_rows) if row.key}
+        gone = before - {row.key for row in self._store}
+        return len(gone) if len(gone) < len(before) else 0
+
+    def _report(self, *, state: str, exit_code: int) -> Report:
+        ready, tally = self._ready, self._tally
+        stats = self._backend.stats() if self._backend is not None else BackendStats()
+        counts = self._folder.journal.counts
+        return Report(
+            state=state,
+            exit_code=exit_code,
+            rows=self._manifest.num_rows,
+            rows_done=tally.num_done,
+            rows_failed=tally.num_failed,
+            rows_hit_max_tokens=tally.num_hit_max_tokens,
+            rows_kept=tally.num_kept,
+            rows_gone=self._rows_gone,
+            requests=stats.requests,
+            calls_reused=self._driver.calls_reused,
+            calls_collapsed=self._driver.calls_collapsed,
+            prompt_tokens=stats.prompt_tokens,
+            computed_prompt_tokens=stats.computed_prompt_tokens,
+            unique_prompt_tokens=self._plan.unique_tokens if self._plan else 0,
+            recomputed_tokens=stats.recomputed_tokens,
+            hit_rate=round(hit_rate(stats), 6),
+            best_hit_rate=round(self._plan.best_hit_rate, 6) if self._plan else 0.0,
+            generated_tokens=stats.generated_tokens,
+            steps=stats.steps,
+            seconds={stage: round(self._progress.seconds.get(stage, 0.0), 3) for stage in _STAGES},
+            errors=tally.errors,
+            warnings=tuple(self._warnings()),
+            journal=asdict(counts),
+            output=str(self._paths.output),
+            model={"name": ready.model.name, "identity": ready.model.identity, "dtype": ready.config.dtype},
+            versions={
+                "sglbatch": __version__,
+                "python": platform.python_version(),
+                **{name: importlib.metadata.version(name) for name in _LIBRARIES},
+            },
+            started=self._started,
+        )
+
+    def _warnings(self) -> list[str]:
+        cut = self._tally.num_hit_max_tokens
+        lines = [f"{cut:,} rows hit max_tokens: their answers are cut"] if cut else []
+        lines += [f"{count:,} {note}" for note, count in sorted(self._execution.notes.items())]
+        lines += journal_lines(replace(self._folder.journal.counts, torn=0))
+        return [*lines, *self._write_warnings]

@@ -1,0 +1,108 @@
+"""Everything that is checked before weights are loaded: template, data, columns, output, model, tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sglbatch.data import Rows, check_writable, open_rows
+from sglbatch.errors import SglbatchError
+from sglbatch.job.config import RunConfig
+from sglbatch.job.writing import kept_columns
+from sglbatch.lang.program import Program
+from sglbatch.lang.sampling import SamplingOverride
+from sglbatch.lang.template import Binding, Template, load_template
+from sglbatch.models import LocalModel, resolve_model
+from sglbatch.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A job that can start.
+
+    Args:
+        inputs: the data with all its columns, for the kept ones.
+        rows: the same rows with only the columns that the program and the row keys read.
+    """
+
+    config: RunConfig
+    template: Template
+    binding: Binding
+    inputs: Rows
+    rows: Rows
+    model: LocalModel
+    tokenizer: Tokenizer
+
+    def program(self, values: dict[str, Any], *, program_id: int, row_key: str) -> Program:
+        forced = SamplingOverride(temperature=self.config.temperature, max_tokens=self.config.max_tokens)
+        return self.binding.program(values, program_id=program_id, row_key=row_key, forced=forced)
+
+    @property
+    def data_identity(self) -> list[list[Any]]:
+        """[bytes, hash] of every input file: what the data is, not where it lies."""
+        return [[file["size_bytes"], file["blake2b"]] for file in self.inputs.fingerprint]
+
+
+@contextmanager
+def prepared(config: RunConfig, *, tell: Any) -> Iterator[Prepared]:
+    """Opens the data and checks what can be checked; closes the data on leaving.
+
+    Args:
+        tell: is given a line at a time what takes long.
+
+    Raises:
+        SglbatchError: whatever is wrong with the options, the template, the data or the model.
+    """
+    template = load_template(config.template, program=config.program, params=config.params)
+    if config.output is not None:
+        _check_output(config.output, config)
+    with open_rows(config.data, limit=config.limit) as inputs:
+        columns = inputs.columns
+        if not columns:
+            raise _nothing_readable(inputs)
+        binding = template.bind(columns, config.mapping)
+        kept_columns(config, columns)
+        if config.id_column is not None and config.id_column not in columns:
+            raise SglbatchError(
+                "unknown-column",
+                f"--id names no column {config.id_column!r}",
+                hint=f"choose from: {', '.join(columns)}",
+            )
+        model = resolve_model(config.model, report=tell)
+        used = {*binding.sources.values(), *([config.id_column] if config.id_column else [])}
+        yield Prepared(
+            config=config,
+            template=template,
+            binding=binding,
+            inputs=inputs,
+            rows=inputs.use(used),
+            model=model,
+            tokenizer=Tokenizer.load(model.path),
+        )
+
+
+def _nothing_readable(inputs: Rows) -> SglbatchError:
+    """Without a column there is no row with values: the first row's own error says most."""
+    first = inputs.get(0)
+    reason = first.error.message if first.error is not None else "it has no column"
+    return SglbatchError(
+        "unreadable-data",
+        f"no row of the data can be read; the first: {reason}",
+        where=first.where,
+        hint="check the file's format: JSONL is one JSON object a line, CSV has a header line",
+    )
+
+
+def _check_output(output: Path, config: RunConfig) -> None:
+    check_writable(output)
+    for source in (str(config.template), *config.data):
+        if output.exists() and Path(source).exists() and output.samefile(source):
+            raise SglbatchError(
+                "output-is-input",
+                "the output would overwrite this input",
+                where=str(output),
+                hint="choose another output with -o",
+            )

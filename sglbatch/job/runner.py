@@ -1,0 +1,157 @@
+"""``run`` and ``retry-failed``: a job from its options to its output."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+from sglbatch.data import Row
+from sglbatch.errors import EXIT_DONE, EXIT_FAILED_ROWS, SglbatchError
+from sglbatch.job.config import MaxFailures, RunConfig
+from sglbatch.job.execution import Surroundings
+from sglbatch.job.folder import JobFolder
+from sglbatch.job.job import Job
+from sglbatch.job.manifest import Manifest, changes
+from sglbatch.job.paths import JobPaths
+from sglbatch.job.planning import change_lines, journal_lines
+from sglbatch.job.prepare import Prepared, prepared
+from sglbatch.job.report import Report
+from sglbatch.job.rows import RowStore
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How a command that runs a job ended. ``unchanged``: there was nothing to do."""
+
+    report: Report
+    exit_code: int
+    unchanged: bool = False
+
+
+def run_job(config: RunConfig, surroundings: Surroundings, *, restart: bool = False) -> Ended:
+    """Runs or continues the job of ``config.output``.
+
+    Raises:
+        SglbatchError: before any work is done; or a full disk or a lost lock, and then what was done is kept.
+    """
+    assert config.output is not None
+    paths = JobPaths(output=config.output)
+    progress = surroundings.progress
+    with ExitStack() as stack:
+        with progress.stage("read", label="reading template, data and model"):
+            ready = stack.enter_context(prepared(config, tell=progress.note))
+            _check_no_stranger(paths, restart)
+            manifest = make_manifest(ready)
+        folder = stack.enter_context(JobFolder(paths, restart=restart, progress=progress))
+        if folder.previous is not None:
+            unchanged = _unchanged(folder.previous, manifest, paths)
+            if unchanged is not None:
+                return unchanged
+            manifest = replace(manifest, created=folder.previous.created)
+        for line in [*change_lines(folder.previous, manifest), *journal_lines(folder.journal.counts)]:
+            progress.note(line)
+        job = Job(ready, folder, manifest, surroundings)
+        report = job.run(((row, None) for row in ready.rows), num_new=len(ready.rows), kept=())
+        return Ended(report=report, exit_code=report.exit_code)
+
+
+def retry_job(output: JobPaths, surroundings: Surroundings, *, max_failures: MaxFailures | None) -> Ended:
+    """Runs the failed rows of a finished job again, with the options it was run with; keeps the others as they are.
+
+    Raises:
+        SglbatchError: as ``run_job``; ``not-finished``; ``inputs-changed``.
+    """
+    progress = surroundings.progress
+    config = _finished_config(output, max_failures)
+    with ExitStack() as stack:
+        with progress.stage("read", label="reading template, data and model"):
+            ready = stack.enter_context(prepared(config, tell=progress.note))
+            manifest = make_manifest(ready)
+        folder = stack.enter_context(JobFolder(output, restart=False, progress=progress))
+        previous = folder.previous
+        assert previous is not None and previous.finished is not None
+        _check_same(previous, manifest, output)
+        before = RowStore.open(output.rows / previous.finished.rows_file, num_rows=previous.num_rows)
+        failed = [(row.index, row.key) for row in before if row.error is not None]
+        if not failed:
+            progress.note("no row has failed: nothing to do")
+            report = Report.load(output.report)
+            return Ended(report=report, exit_code=EXIT_DONE, unchanged=True)
+        manifest = replace(manifest, created=previous.created, finished=previous.finished)
+        job = Job(ready, folder, manifest, surroundings)
+        report = job.run(
+            _rows_again(ready, failed), num_new=len(failed), kept=(row for row in before if row.error is None)
+        )
+        return Ended(report=report, exit_code=report.exit_code)
+
+
+def make_manifest(ready: Prepared) -> Manifest:
+    """The manifest of a run that is about to start."""
+    now = time.time()
+    return Manifest(
+        config=ready.config,
+        template_hash=ready.template.source_hash,
+        model_identity=ready.model.identity,
+        data=ready.data_identity,
+        num_rows=len(ready.rows),
+        created=now,
+        updated=now,
+    )
+
+
+def _check_no_stranger(paths: JobPaths, restart: bool) -> None:
+    """An output without a job was not made by us, or its job was moved: not ours to overwrite."""
+    if paths.output.exists() and not paths.folder.exists() and not restart:
+        raise SglbatchError(
+            "output-exists",
+            f"this file is there, but no job ({paths.folder.name}) that made it",
+            where=str(paths.output),
+            hint="choose another output with -o, or move the file away",
+        )
+
+
+def _unchanged(previous: Manifest, new: Manifest, paths: JobPaths) -> Ended | None:
+    """The end of the run before, when this one would be the same; None when there is something to do."""
+    finished = previous.finished
+    if finished is None or previous.identity() != new.identity() or not paths.report.exists():
+        return None
+    if not paths.output.exists() or output_stat(paths) != finished.output_stat:
+        return None
+    allowed = new.config.max_failures.allows(finished.num_failed, finished.num_rows)
+    exit_code = EXIT_DONE if allowed else EXIT_FAILED_ROWS
+    return Ended(report=Report.load(paths.report), exit_code=exit_code, unchanged=True)
+
+
+def output_stat(paths: JobPaths) -> tuple[int, int]:
+    stat = paths.output.stat()
+    return stat.st_size, stat.st_mtime_ns
+
+
+def _finished_config(output: JobPaths, max_failures: MaxFailures | None) -> RunConfig:
+    manifest = Manifest.load(output.manifest)
+    if manifest.finished is None:
+        raise SglbatchError(
+            "not-finished",
+            "this job has not come to its end yet",
+            where=str(output.output),
+            hint="run the same `sglbatch run` command again: it continues, and tries failed rows again as well",
+        )
+    config = replace(manifest.config, output=output.output)
+    return config if max_failures is None else replace(config, max_failures=max_failures)
+
+
+def _check_same(previous: Manifest, new: Manifest, output: JobPaths) -> None:
+    if previous.identity() != new.identity():
+        raise SglbatchError(
+            "inputs-changed",
+            "the finished rows were made from something else: " + "; ".join(changes(previous, new)),
+            where=str(output.output),
+            hint="run the `sglbatch run` command again: calls that are the same are not repeated",
+        )
+
+
+def _rows_again(ready: Prepared, failed: list[tuple[int, str]]) -> Iterator[tuple[Row, str | None]]:
+    for index, key in failed:
+        yield ready.rows.get(index), key

@@ -1,0 +1,116 @@
+"""Looking at a job from outside, also while another process runs it: ``status`` and ``export``."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sglbatch.data import WriteReport, check_writable, open_rows
+from sglbatch.errors import SglbatchError
+from sglbatch.job.journal import Journal
+from sglbatch.job.lock import Holder, read_holder
+from sglbatch.job.manifest import Manifest
+from sglbatch.job.paths import JobPaths
+from sglbatch.job.records import numbered_files
+from sglbatch.job.rows import RowStore
+from sglbatch.job.writing import write_rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """How far a job is.
+
+    Args:
+        state: running, finished, or stopped (the same command continues it).
+        calls: recorded in the journal.
+    """
+
+    state: str
+    holder: Holder | None
+    rows: int
+    rows_done: int
+    rows_failed: int
+    calls: int
+    updated: float
+
+    def to_json(self) -> dict[str, Any]:
+        held_by = {"host": self.holder.host, "pid": self.holder.pid} if self.holder else None
+        return {**vars(self), "holder": held_by}
+
+    def render(self) -> str:
+        who = f" by {self.holder.describe()}" if self.holder else ""
+        lines = [
+            f"{'state':<10}{self.state}{who}",
+            f"{'rows':<10}{self.rows_done:,} of {self.rows:,} done, {self.rows_failed:,} failed",
+            f"{'calls':<10}{self.calls:,} recorded",
+        ]
+        if self.state == "stopped":
+            lines.append(f"{'next':<10}the same `sglbatch run` command continues it")
+        elif self.state == "finished" and self.rows_failed:
+            lines.append(f"{'next':<10}`sglbatch retry-failed` runs the failed rows again")
+        return "\n".join(lines)
+
+
+def read_status(paths: JobPaths) -> Status:
+    """Reads the job's files and changes nothing."""
+    manifest = Manifest.load(paths.manifest)
+    holder = _live_holder(paths)
+    store = _rows(paths, manifest, holder)
+    journal = Journal(paths.journal)
+    num_calls = len(journal)
+    journal.close()
+    return Status(
+        state="running" if holder else "finished" if manifest.finished else "stopped",
+        holder=holder,
+        rows=manifest.num_rows,
+        rows_done=store.num_finished if store else 0,
+        rows_failed=sum(row.error is not None for row in store) if store else 0,
+        calls=num_calls,
+        updated=manifest.updated,
+    )
+
+
+def export_rows(paths: JobPaths, target: Path) -> WriteReport:
+    """Writes the rows finished so far to ``target``.
+
+    Raises:
+        SglbatchError: ``nothing-finished``; ``target-is-output``; ``cannot-write``; ``data-changed`` when kept columns
+            are wanted and the input is no longer what it was.
+    """
+    check_writable(target)
+    if target.resolve() == paths.output.resolve():
+        raise SglbatchError(
+            "target-is-output", "this is the job's own output", where=str(target), hint="name another file with -o"
+        )
+    manifest = Manifest.load(paths.manifest)
+    store = _rows(paths, manifest, _live_holder(paths))
+    if store is None or not store.num_finished:
+        raise SglbatchError("nothing-finished", "no row is finished yet", where=str(paths.output), hint="try later")
+    config = manifest.config
+    if not config.keep:
+        return write_rows(target, store, inputs=None, config=config)
+    with open_rows(config.data, limit=config.limit) as inputs:
+        if [[file["size_bytes"], file["blake2b"]] for file in inputs.fingerprint] != manifest.data:
+            raise SglbatchError(
+                "data-changed",
+                "the kept columns cannot be read: the input is not what it was when the job was started",
+                where=str(paths.output),
+                hint="run the `sglbatch run` command again, then export",
+            )
+        return write_rows(target, store, inputs=inputs, config=config)
+
+
+def _live_holder(paths: JobPaths) -> Holder | None:
+    holder = read_holder(paths.lock)
+    return holder if holder is not None and holder.is_live(time.time()) else None
+
+
+def _rows(paths: JobPaths, manifest: Manifest, holder: Holder | None) -> RowStore | None:
+    """The rows of the run that is going on, or of the last one that came to its end, or of the last one."""
+    files = numbered_files(paths.rows)
+    if not files:
+        return None
+    path = paths.rows / manifest.finished.rows_file if manifest.finished and not holder else files[-1]
+    return RowStore.open(path, num_rows=manifest.num_rows)

@@ -1,0 +1,392 @@
+"""Runs many programs over one backend: tokenises their calls, answers known ones, submits the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from sglbatch.errors import CallError, ConstraintError
+from sglbatch.lang.calls import (
+    Answer,
+    CallMemo,
+    Choices,
+    ModelCall,
+    OutsideAnswer,
+    OutsideCall,
+    PendingCall,
+    answer_of,
+    call_key,
+    call_seed,
+    memo_entry,
+    outside_key,
+)
+from sglbatch.lang.choices import choice_prompts, split_choices
+from sglbatch.lang.environment import Environment, LanguageTokenizer
+from sglbatch.lang.guard import Guard
+from sglbatch.lang.outside import OutsidePool
+from sglbatch.lang.program import Program
+from sglbatch.types import (
+    Backend,
+    CallPath,
+    ErrorInfo,
+    Operation,
+    Prompt,
+    Request,
+    Result,
+    TokenIds,
+)
+
+if TYPE_CHECKING:
+    from sglbatch.lang.function import SglFunction
+
+_ENCODE_PROMPTS = 4096
+"""Prompts tokenised at a time, which bounds the text held twice."""
+
+
+class Driver:
+    """Drives programs from question to question.
+
+    Equal questions in flight are asked once. A follow-up keeps the plan position of the call it follows.
+
+    Args:
+        model_identity: part of every call's key.
+        context_len: tokens; a prompt that leaves no room for an answer fails.
+        memo: answers of earlier runs, and where new ones go.
+        seed: of the job.
+        parse_special: data may make special tokens.
+        max_live_programs: above it, the programs added last give up their greenlets while they wait.
+        max_calls_per_row: bounds loops on answers.
+        max_outside_calls: how many ``sgl.call`` run at a time.
+    """
+
+    def __init__(
+        self,
+        *,
+        tokenizer: LanguageTokenizer,
+        model_identity: str,
+        context_len: int,
+        backend: Backend | None = None,
+        memo: CallMemo | None = None,
+        seed: int = 0,
+        parse_special: bool = False,
+        max_live_programs: int = 20_000,
+        max_calls_per_row: int = 1000,
+        max_outside_calls: int = 8,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._model_identity = model_identity
+        self._context_len = context_len
+        self._backend = backend
+        self._memo = memo
+        self._seed = seed
+        self._max_live_programs = max_live_programs
+        self._environment = Environment.of(
+            tokenizer, seed=seed, parse_special=parse_special, max_calls=max_calls_per_row
+        )
+        self._guards: dict[SglFunction, Guard] = {}
+        self._special_texts = {token_id: text.encode() for text, token_id in tokenizer.specials.items()}
+        self._programs: dict[int, Program] = {}
+        self._live: dict[int, Program] = {}
+        self._asked: list[tuple[Program, ModelCall]] = []
+        self._outside_asked: list[tuple[Program, OutsideCall]] = []
+        self._outside = OutsidePool(max_outside_calls)
+        self._outside_keys: dict[tuple[int, CallPath], str] = {}
+        self._in_flight: dict[str, PendingCall] = {}
+        self._requests: dict[int, PendingCall] = {}
+        self._made: set[str] = set()
+        self._finished: list[Program] = []
+        self._used_backend: set[int] = set()
+        self._next_request_id = 0
+        self._next_position: int | None = None
+        self.calls_reused = 0
+        """Calls answered by an earlier run."""
+        self.calls_collapsed = 0
+        """Calls answered by an equal call of this run."""
+        self.calls_made = 0
+        """Calls put to the backend or to outside functions."""
+
+    @property
+    def unfinished(self) -> bool:
+        """``step`` still has programs to return."""
+        return bool(self._programs or self._finished)
+
+    def attach(self, backend: Backend) -> None:
+        """The backend, where it is made after planning."""
+        self._backend = backend
+
+    def add(self, program: Program) -> None:
+        """Run a program to its first missing answers.
+
+        Raises:
+            TemplateError: the template itself is wrong, whatever the row.
+        """
+        assert program.program_id not in self._programs, "program ids must be unique"
+        program.start(self._environment, self._guard_of(program.function))
+        if program.template_error is not None:
+            raise program.template_error
+        self._programs[program.program_id] = program
+        self._live[program.program_id] = program
+        self._follow(program)
+
+    def collect(self, *, run_outside: bool = False) -> list[PendingCall]:
+        """Tokenise what has been asked for and answer what is known, until every program waits for something unknown.
+
+        Args:
+            run_outside: also make the outside calls that come up and wait for them; they may have side effects.
+
+        Returns:
+            The new questions to the model, one for each distinct key, in the order in which they were asked.
+        """
+        new: list[PendingCall] = []
+        while True:
+            while self._asked or (run_outside and self._outside_asked):
+                asked, self._asked = self._asked, []
+                for batch in _batches(asked):
+                    new += self._resolve(batch)
+                if run_outside:
+                    self._start_outside()
+            if not (run_outside and self._outside.pending):
+                break
+            self._deliver_outside(0.1)
+        self._park()
+        return new
+
+    def submit(self, calls: Sequence[PendingCall], positions: Sequence[int] | None = None) -> None:
+        """Hand calls to the backend.
+
+        Args:
+            positions: each call's place in the plan; None lets the backend order them.
+        """
+        assert self._backend is not None, "attach a backend before submitting"
+        if positions is not None:
+            for call, position in zip(calls, positions, strict=True):
+                call.position = int(position)
+            highest = max((int(position) for position in positions), default=-1) + 1
+            self._next_position = max(highest, self._next_position or 0)
+        self.calls_made += len(calls)
+        self._backend.submit([self._request(call) for call in calls])
+
+    def step(self) -> list[Program]:
+        """One step of the backend, and everything that follows from its results.
+
+        Returns:
+            The programs that have finished since the last step, those that finished in ``collect`` included.
+
+        Raises:
+            TemplateError, KeyboardInterrupt: see ``add`` and ``Program``.
+        """
+        if self._requests:
+            assert self._backend is not None
+            for result in self._backend.step():
+                self._deliver_result(result)
+        self._start_outside()
+        self._deliver_outside(0.0 if self._requests or self._asked or self._finished else 0.1)
+        followups = self.collect()
+        if followups:
+            self.submit(self._placed(followups))
+        finished, self._finished = self._finished, []
+        assert finished or not self._programs or self._requests or self._outside.pending or self._outside_asked, (
+            "programs wait for calls that were never submitted"
+        )
+        return finished
+
+    # --- programs ---
+
+    def _guard_of(self, function: SglFunction) -> Guard:
+        if function not in self._guards:
+            specials = () if self._environment.parse_special else self._tokenizer.specials
+            self._guards[function] = Guard.of(function.strings(), specials)
+        return self._guards[function]
+
+    def _follow(self, program: Program) -> None:
+        """Take what a program has asked for, or its end, after it has run."""
+        calls = program.take_calls()
+        if program.done:
+            del self._programs[program.program_id]
+            self._live.pop(program.program_id, None)
+            self._finished.append(program)
+            if program.program_id in self._used_backend and self._backend is not None:
+                self._used_backend.discard(program.program_id)
+                self._backend.finish_program(program.program_id)
+            return
+        for call in calls:
+            if isinstance(call, ModelCall):
+                self._asked.append((program, call))
+            else:
+                self._outside_asked.append((program, call))
+
+    def _deliver(self, program_id: int, path: CallPath, answer: Answer, position: int | None) -> None:
+        program = self._programs.get(program_id)
+        if program is None:
+            return  # it ended with an error before this answer came
+        program.deliver(path, answer, position)
+        self._live[program_id] = program
+        self._follow(program)
+
+    def _park(self) -> None:
+        while len(self._live) > self._max_live_programs:
+            _, program = self._live.popitem()
+            program.park()
+
+    # --- questions ---
+
+    def _resolve(self, asked: Sequence[tuple[Program, ModelCall]]) -> list[PendingCall]:
+        """Tokenise calls, answer those that are known, and return the distinct new ones."""
+        prompts = [_prompts(call) for _, call in asked]
+        encoded = self._tokenizer.encode_prompts([prompt for group in prompts for prompt in group])
+        new: list[PendingCall] = []
+        start = 0
+        for (program, call), group in zip(asked, prompts, strict=True):
+            ids = encoded[start : start + len(group)]
+            start += len(group)
+            try:
+                prompt_ids, operation = self._operation(call, ids)
+            except (CallError, ConstraintError) as error:
+                info = ErrorInfo(code=error.code, message=error.message, call=call.name or None)
+                self._deliver(program.program_id, call.path, Result(request_id=-1, error=info), call.position)
+            else:
+                new += self._pending(program, call, prompt_ids, operation)
+        return new
+
+    def _operation(self, call: ModelCall, ids: Sequence[TokenIds]) -> tuple[TokenIds, Operation]:
+        operation: Operation
+        if isinstance(call.question, Choices):
+            tokenizer = self._tokenizer
+            prompt_ids, choose = split_choices(ids, call.question, tokenizer.token_bytes, tokenizer.specials)
+            operation = choose
+            needed = len(prompt_ids) + max(len(alternative) for alternative in choose.alternatives)
+        else:
+            prompt_ids, operation = ids[0], call.question
+            needed = len(prompt_ids) + 1
+        if not len(prompt_ids):
+            raise CallError("empty-prompt", "the prompt is empty: add text before the first gen")
+        if needed > self._context_len:
+            raise CallError(
+                "prompt-too-long",
+                f"the prompt has {len(prompt_ids)} tokens, the model's context holds {self._context_len}",
+            )
+        return prompt_ids, operation
+
+    def _pending(
+        self, program: Program, call: ModelCall, prompt_ids: TokenIds, operation: Operation
+    ) -> list[PendingCall]:
+        material = None if operation.greedy else (self._seed, program.row_key, call.path)
+        key = call_key(
+            model_identity=self._model_identity, prompt_ids=prompt_ids, operation=operation, seed_material=material
+        )
+        entry = self._memo.get(key) if self._memo is not None else None
+        if entry is not None:
+            self._count_known(key)
+            self._deliver(program.program_id, call.path, answer_of(entry), call.position)
+            return []
+        waiting = self._in_flight.get(key)
+        if waiting is not None:
+            self.calls_collapsed += 1
+            waiting.add(program.program_id, call, keep=program.may_extend(call.path))
+            return []
+        pending = PendingCall(
+            key=key,
+            prompt_ids=prompt_ids,
+            operation=operation,
+            path=call.path,
+            name=call.name,
+            seed=call_seed(self._seed, program.row_key, call.path),
+            decode=self._show,
+        )
+        pending.add(program.program_id, call, keep=program.may_extend(call.path))
+        self._in_flight[key] = pending
+        return [pending]
+
+    def _count_known(self, key: str) -> None:
+        if key in self._made:
+            self.calls_collapsed += 1
+        else:
+            self.calls_reused += 1
+
+    def _placed(self, calls: Sequence[PendingCall]) -> Sequence[PendingCall]:
+        """Once there is a plan, a call that follows none of it goes behind it."""
+        for call in calls:
+            if call.position is None and self._next_position is not None:
+                call.position = self._next_position
+                self._next_position += 1
+        return calls
+
+    def _request(self, call: PendingCall) -> Request:
+        request_id = self._next_request_id
+        self._next_request_id += 1
+        self._requests[request_id] = call
+        self._used_backend.update(call.program_ids)
+        return Request(
+            request_id=request_id,
+            program_id=call.program_ids[0],
+            prompt_ids=call.prompt_ids,
+            operation=call.operation,
+            seed=call.seed,
+            priority=None if call.position is None else (call.position, *call.path),
+            keep=call.keep,
+        )
+
+    # --- answers ---
+
+    def _deliver_result(self, result: Result) -> None:
+        call = self._requests.pop(result.request_id)
+        del self._in_flight[call.key]
+        self._remember(call.key, result)
+        for program_id, path in call.waiters:
+            self._deliver(program_id, path, result, call.position)
+
+    def _remember(self, key: str, answer: Answer) -> None:
+        if self._memo is not None and answer.error is None:
+            self._made.add(key)
+            self._memo.put(key, memo_entry(answer))
+
+    def _start_outside(self) -> None:
+        asked, self._outside_asked = self._outside_asked, []
+        for program, call in asked:
+            try:
+                key = outside_key(call, row_key=program.row_key)
+            except CallError as error:
+                info = ErrorInfo(code=error.code, message=error.message, call=call.name)
+                self._deliver(program.program_id, call.path, OutsideAnswer(error=info), None)
+                continue
+            entry = self._memo.get(key) if self._memo is not None else None
+            if entry is not None:
+                self._count_known(key)
+                self._deliver(program.program_id, call.path, answer_of(entry), None)
+            else:
+                self.calls_made += 1
+                self._outside_keys[program.program_id, call.path] = key
+                self._outside.submit((program.program_id, call.path), call)
+
+    def _deliver_outside(self, timeout_s: float) -> None:
+        if not self._outside.pending:
+            return
+        for (program_id, path), answer in self._outside.poll(timeout_s):
+            self._remember(self._outside_keys.pop((program_id, path)), answer)
+            self._deliver(program_id, path, answer, None)
+
+    def _show(self, ids: TokenIds) -> str:
+        """Token ids as text, special tokens shown."""
+        pieces = (self._special_texts.get(i) or self._tokenizer.token_bytes[i] for i in ids.tolist())
+        return b"".join(pieces).decode("utf-8", "replace")
+
+
+def _prompts(call: ModelCall) -> list[Prompt]:
+    if isinstance(call.question, Choices):
+        return choice_prompts(call.prompt, call.question)
+    return [call.prompt]
+
+
+def _batches(asked: list[tuple[Program, ModelCall]]) -> Iterable[list[tuple[Program, ModelCall]]]:
+    """Calls in groups of about ``_ENCODE_PROMPTS`` prompts."""
+    batch: list[tuple[Program, ModelCall]] = []
+    size = 0
+    for item in asked:
+        question = item[1].question
+        size += len(question.choices) if isinstance(question, Choices) else 1
+        batch.append(item)
+        if size >= _ENCODE_PROMPTS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

@@ -1,0 +1,73 @@
+"""What all programs of a run share."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from sglbatch.lang.chat import ChatTemplate
+from sglbatch.types import Backend, Prompt, TokenIds
+
+
+class LanguageTokenizer(Protocol):
+    """The part of a tokenizer that programs need; ``sglbatch.tokenizer.Tokenizer`` has it."""
+
+    @property
+    def specials(self) -> Mapping[str, int]: ...
+
+    @property
+    def eos_token_ids(self) -> Collection[int]: ...
+
+    @property
+    def token_bytes(self) -> Any:
+        """Per id, the bytes it stands for in running text; b"" for special tokens."""
+
+    @property
+    def bos_ids(self) -> tuple[int, ...]: ...
+
+    @property
+    def bos_token(self) -> str: ...
+
+    @property
+    def eos_token(self) -> str: ...
+
+    @property
+    def chat_template(self) -> str | None: ...
+
+    def encode_prompts(self, prompts: list[Prompt]) -> list[TokenIds]: ...
+
+
+class LanguageBackend(Backend, Protocol):
+    """A backend that programs can run on by themselves: it brings its tokenizer."""
+
+    @property
+    def tokenizer(self) -> LanguageTokenizer: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """Args:
+    seed: of the job; every call's random numbers derive from it.
+    specials: special-token text -> id.
+    parse_special: row values may make special tokens (no guard).
+    max_calls: calls that one row may make.
+    """
+
+    seed: int
+    chat: ChatTemplate
+    specials: Mapping[str, int]
+    eos_token_ids: frozenset[int]
+    parse_special: bool = False
+    max_calls: int = 1000
+
+    @staticmethod
+    def of(tokenizer: LanguageTokenizer, *, seed: int, parse_special: bool, max_calls: int) -> Environment:
+        return Environment(
+            seed=seed,
+            chat=ChatTemplate(tokenizer.chat_template, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token),
+            specials=tokenizer.specials,
+            eos_token_ids=frozenset(tokenizer.eos_token_ids),
+            parse_special=parse_special,
+            max_calls=max_calls,
+        )

@@ -1,0 +1,324 @@
+"""``@function``: a Python function over a program state, and how to run it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from types import FunctionType
+from typing import Any, Final, TypeVar, overload
+
+from sglbatch.errors import SglbatchError
+from sglbatch.lang.driver import Driver
+from sglbatch.lang.environment import LanguageBackend
+from sglbatch.lang.guard import strings_of_files, strings_of_function
+from sglbatch.lang.program import NO_OVERRIDE, Program, current_program
+from sglbatch.lang.sampling import SamplingOverride, stop_strings
+from sglbatch.lang.state import ProgramState
+from sglbatch.lang.writer import Writer
+
+T = TypeVar("T")
+
+_SAMPLING_OPTIONS: Final = ("max_new_tokens", "stop", "temperature", "top_p", "top_k", "min_p")
+_RUN_OPTIONS: Final = frozenset({*_SAMPLING_OPTIONS, "backend", "seed", "stream"})
+
+
+class SglFunction:
+    """A program. Its first parameter is the state; the others are what it reads.
+
+    Args:
+        function: the author's function.
+        defaults: sampling of its gens, where they do not say otherwise.
+        bound: arguments that are fixed.
+        source_files: the files whose string constants are the author's.
+    """
+
+    def __init__(
+        self,
+        function: FunctionType,
+        *,
+        defaults: SamplingOverride = NO_OVERRIDE,
+        bound: Mapping[str, Any] | None = None,
+        source_files: Sequence[Path] | None = None,
+    ) -> None:
+        self.function = function
+        self.defaults = defaults
+        self.bound = dict(bound or {})
+        self.source = Path(function.__code__.co_filename)
+        self.source_files = tuple(source_files) if source_files is not None else (self.source,)
+        self.__name__ = function.__name__
+        self.__doc__ = function.__doc__
+
+    @cached_property
+    def parameters(self) -> tuple[inspect.Parameter, ...]:
+        """The parameters behind the state, bound ones left out.
+
+        Raises:
+            SglbatchError: ``bad-function``: no state, or parameters that have no name of their own.
+        """
+        parameters = list(inspect.signature(self.function).parameters.values())
+        where = f"{self.source}:{self.function.__code__.co_firstlineno}"
+        if not parameters:
+            raise SglbatchError(
+                "bad-function",
+                f"the function {self.__name__} has no parameter for the state",
+                hint=f"def {self.__name__}(s, ...):",
+                where=where,
+            )
+        named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        for parameter in parameters[1:]:
+            if parameter.kind not in named:
+                raise SglbatchError(
+                    "bad-function",
+                    f"the parameter {parameter} of {self.__name__} cannot be given by name",
+                    hint="list the parameters one by one: each is a column",
+                    where=where,
+                )
+        return tuple(parameter for parameter in parameters[1:] if parameter.name not in self.bound)
+
+    def strings(self) -> set[str]:
+        """String constants of the author's: what may hold special tokens."""
+        files = [file for file in self.source_files if file.is_file()]
+        strings = strings_of_files(files) | strings_of_function(self.function)
+        return strings | {value for value in self.bound.values() if isinstance(value, str)}
+
+    def bind(self, **arguments: Any) -> SglFunction:
+        """The same program with some arguments fixed."""
+        self._check_names(arguments)
+        return SglFunction(
+            self.function,
+            defaults=self.defaults,
+            bound={**self.bound, **arguments},
+            source_files=self.source_files,
+        )
+
+    def invoke(self, state: ProgramState, arguments: Mapping[str, Any]) -> Any:
+        """Call the author's function on a state."""
+        return self.function(state, **{**self.bound, **arguments})
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Inside a program: with its state as the first argument, write to that state and give what the function
+        returns; else run on a text of its own and give that state. Outside: ``run``.
+        """
+        if args and isinstance(args[0], ProgramState):
+            return self.invoke(args[0].under(self.defaults), self._arguments(args[1:], kwargs))
+        return self.run(*args, **kwargs)
+
+    def run(self, *args: Any, **kwargs: Any) -> ProgramState:
+        """Run once; the state holds the results, and reading what failed raises why.
+
+        Keyword arguments that are parameters of the program go to it, whatever they are called. The others are
+        ``max_new_tokens``, ``stop``, ``temperature``, ``top_p``, ``top_k``, ``min_p``, ``backend`` and ``seed``.
+
+        Raises:
+            SglbatchError: ``no-backend``, ``bad-arguments``, ``unsupported-argument``; TemplateError.
+        """
+        names = {parameter.name for parameter in self.parameters}
+        options = {name: value for name, value in kwargs.items() if name in _RUN_OPTIONS and name not in names}
+        arguments = self._arguments(args, {name: v for name, v in kwargs.items() if name not in options})
+        inside = current_program()
+        if inside is not None:
+            return self._run_inside(inside, arguments, options)
+        return next(self._run_all([arguments], options)).state_after()
+
+    def run_batch(
+        self,
+        batch_kwargs: Sequence[Mapping[str, Any] | Sequence[Any]],
+        *,
+        progress_bar: bool = False,
+        generator_style: bool = False,
+        num_threads: int | str = "auto",
+        **options: Any,
+    ) -> list[ProgramState] | Iterator[ProgramState]:
+        """Run once for each dict (or tuple) of arguments; states in the same order.
+
+        A row that fails does not stop the others: its state's ``error()`` says why.
+
+        Args:
+            generator_style: give each state as soon as it and those before it have ended.
+            num_threads: accepted for programs that pass it; programs run without threads.
+        """
+        unknown = options.keys() - _RUN_OPTIONS
+        if unknown:
+            raise SglbatchError("unsupported-argument", f"run_batch has no argument {min(unknown)!r}")
+        rows = [
+            self._arguments((), row) if isinstance(row, Mapping) else self._arguments(tuple(row), {})
+            for row in batch_kwargs
+        ]
+        programs = self._run_all(rows, options)
+        states: Iterator[ProgramState] = (program.state_after() for program in programs)
+        if progress_bar:
+            states = _with_progress(states, len(rows))
+        return states if generator_style else list(states)
+
+    def _run_all(self, rows: Sequence[dict[str, Any]], options: dict[str, Any]) -> Iterator[Program]:
+        """Finished programs in the order of ``rows``."""
+        if options.pop("stream", False):
+            raise SglbatchError("unsupported-argument", "stream=True is not supported", hint="leave stream out")
+        backend = options.pop("backend", None) or default_backend.get()
+        seed = options.pop("seed", None) or 0
+        forced = _override(options)
+        driver = Driver(
+            tokenizer=backend.tokenizer,
+            model_identity=backend.identity,
+            context_len=backend.context_len,
+            backend=backend,
+            seed=seed,
+        )
+        for i, arguments in enumerate(rows):
+            driver.add(Program(self, arguments, program_id=i, row_key=str(i), forced=forced, keep_state=True))
+        return _in_order(driver, len(rows))
+
+    def _run_inside(self, program: Program, arguments: dict[str, Any], options: dict[str, Any]) -> ProgramState:
+        unknown = options.keys() - set(_SAMPLING_OPTIONS)
+        if unknown:
+            raise SglbatchError("unsupported-argument", f"{min(unknown)} cannot be set inside another program")
+        defaults = _override(options).over(self.defaults)
+        state = ProgramState(program, Writer(program, program.new_root()), defaults)
+        state.ret_value = self.invoke(state, arguments)
+        return state
+
+    def _arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        self._check_names(kwargs)
+        names = [parameter.name for parameter in self.parameters]
+        if len(args) > len(names):
+            raise SglbatchError("bad-arguments", f"{self.__name__} takes {len(names)} arguments, not {len(args)}")
+        arguments = dict(zip(names, args, strict=False))
+        twice = arguments.keys() & kwargs.keys()
+        if twice:
+            raise SglbatchError("bad-arguments", f"{self.__name__} was given {min(twice)!r} twice")
+        arguments.update(kwargs)
+        missing = [p.name for p in self.parameters if p.default is p.empty and p.name not in arguments]
+        if missing:
+            raise SglbatchError("bad-arguments", f"{self.__name__} was not given {', '.join(missing)}")
+        return arguments
+
+    def _check_names(self, arguments: Mapping[str, Any]) -> None:
+        names = [parameter.name for parameter in self.parameters]
+        unknown = [name for name in arguments if name not in names]
+        if unknown:
+            known = ", ".join(names) or "none"
+            raise SglbatchError("bad-arguments", f"{self.__name__} has no parameter {unknown[0]!r}; it has: {known}")
+
+
+@overload
+def function(func: Callable[..., Any], /) -> SglFunction: ...
+
+
+@overload
+def function(
+    func: None = None,
+    /,
+    *,
+    max_new_tokens: int | None = None,
+    stop: str | Sequence[str] | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    min_p: float | None = None,
+) -> Callable[[Callable[..., Any]], SglFunction]: ...
+
+
+def function(func: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    """Make a program of a function: ``@function``, or ``@function(max_new_tokens=..., temperature=...)``.
+
+    Raises:
+        SglbatchError: ``bad-function``, ``invalid-argument``.
+    """
+    unknown = options.keys() - set(_SAMPLING_OPTIONS)
+    if unknown:
+        raise SglbatchError(
+            "invalid-argument",
+            f"@function has no argument {min(unknown)!r}",
+            hint=f"it takes {', '.join(_SAMPLING_OPTIONS)}",
+        )
+    defaults = _override(options)
+
+    def decorate(inner: Callable[..., Any]) -> SglFunction:
+        if not isinstance(inner, FunctionType):
+            raise SglbatchError("bad-function", f"@function needs a function, not {inner!r}")
+        return SglFunction(inner, defaults=defaults)
+
+    return decorate if func is None else decorate(func)
+
+
+def call(fn: Callable[..., T], *args: Any, timeout_s: float = 60.0) -> T:
+    """Run Python outside the program (a tool, a look-up) without holding up other programs.
+
+    Its result must be a JSON value; it is journaled, so a resumed job does not call again.
+
+    Raises:
+        CallError: it failed, timed out, or gave no JSON value.
+        SglbatchError: ``outside-program``, ``invalid-argument``.
+    """
+    program = current_program()
+    if program is None:
+        raise SglbatchError("outside-program", "sgl.call was used outside a program", hint="call the function itself")
+    if not hasattr(fn, "__qualname__"):
+        raise SglbatchError(
+            "invalid-argument", f"sgl.call needs a function with a name, not {fn!r}", hint="wrap it in a def"
+        )
+    if timeout_s <= 0:
+        raise SglbatchError("invalid-argument", f"timeout_s must be above 0, not {timeout_s!r}")
+    result: T = program.call_outside(fn, args, timeout_s)
+    return result
+
+
+# --- the default backend -----------------------------------------------------------------------
+
+
+class DefaultBackend:
+    """The backend of programs that are run without one."""
+
+    def __init__(self) -> None:
+        self._backend: LanguageBackend | None = None
+
+    def set(self, backend: LanguageBackend | None) -> None:
+        self._backend = backend
+
+    def get(self) -> LanguageBackend:
+        if self._backend is None:
+            raise SglbatchError(
+                "no-backend",
+                "there is no backend to run on",
+                hint='sgl.set_default_backend(sgl.Runtime(model_path="smollm2-135m"))',
+            )
+        return self._backend
+
+
+default_backend = DefaultBackend()
+"""The language has one for the process: ``sgl.set_default_backend``."""
+
+
+def set_default_backend(backend: LanguageBackend | None) -> None:
+    """The backend for ``run`` and ``run_batch`` where none is given."""
+    default_backend.set(backend)
+
+
+# --- running -----------------------------------------------------------------------------------
+
+
+def _override(options: Mapping[str, Any]) -> SamplingOverride:
+    return SamplingOverride(
+        max_tokens=options.get("max_new_tokens"),
+        stop=stop_strings(options.get("stop")),
+        temperature=options.get("temperature"),
+        top_p=options.get("top_p"),
+        top_k=options.get("top_k"),
+        min_p=options.get("min_p"),
+    )
+
+
+def _in_order(driver: Driver, number: int) -> Iterator[Program]:
+    early: dict[int, Program] = {}
+    for i in range(number):
+        while i not in early:
+            early.update((program.program_id, program) for program in driver.step())
+        yield early.pop(i)
+
+
+def _with_progress(states: Iterator[ProgramState], number: int) -> Iterator[ProgramState]:
+    from tqdm import tqdm
+
+    yield from tqdm(states, total=number)

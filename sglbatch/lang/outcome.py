@@ -1,0 +1,80 @@
+"""What is left of a program when it has ended: one row's results."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from sglbatch.errors import SglbatchError
+from sglbatch.lang.calls import ProgramError
+from sglbatch.lang.guard import strip_guard
+from sglbatch.lang.stream import Stream, Variable
+from sglbatch.types import ErrorInfo, Result, Usage, VarType
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """One finished row. After an error it holds what had been gathered until then.
+
+    Args:
+        values: named variables of the root state; generated ones are text, ``dtypes`` says what they spell.
+        returned: what the function returned (None when it returned nothing, or a state).
+        finish: finish reason of each generated variable.
+        usage: tokens of all calls of the row.
+        transcript: the root state's whole text, markup of the chat template included.
+    """
+
+    values: dict[str, Any] = field(default_factory=dict)
+    returned: Any = None
+    error: ErrorInfo | None = None
+    finish: dict[str, str] = field(default_factory=dict)
+    usage: Usage = field(default_factory=lambda: Usage(prompt_tokens=0, generated_tokens=0))
+    transcript: str = ""
+    dtypes: dict[str, VarType] = field(default_factory=dict)
+
+
+def outcome_of(root: Stream, *, returned: Any, error: ErrorInfo | None, results: Iterable[Result]) -> Outcome:
+    """The outcome of a program whose root stream has ended."""
+    variables = root.variables
+    usage = Usage(prompt_tokens=0, generated_tokens=0)
+    for result in results:
+        usage = usage + result.usage
+    return Outcome(
+        values={name: _plain(variable) for name, variable in variables.items()},
+        returned=strip_guard(returned),
+        error=error,
+        finish={name: v.finish for name, v in variables.items() if v.finish is not None},
+        usage=usage,
+        transcript="".join(text if generated else strip_guard(text) for text, generated in root.pieces),
+        dtypes={name: _plain_type(variable.var_type) for name, variable in variables.items()},
+    )
+
+
+def _plain(variable: Variable) -> Any:
+    return variable.value if variable.generated else strip_guard(variable.value)
+
+
+def _plain_type(var_type: VarType) -> VarType:
+    return replace(var_type, choices=strip_guard(var_type.choices)) if var_type.choices else var_type
+
+
+def describe(error: BaseException, source: Path) -> ErrorInfo:
+    """A row's error for an exception that left its function, with the innermost line inside the template."""
+    place = template_line(error, source)
+    suffix = f" ({place})" if place else ""
+    if isinstance(error, ProgramError):
+        return error.info
+    if isinstance(error, SglbatchError):
+        return ErrorInfo(code=error.code, message=error.message + suffix)
+    text = str(strip_guard(str(error)))
+    message = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return ErrorInfo(code="program-error", message=message + suffix)
+
+
+def template_line(error: BaseException, source: Path) -> str | None:
+    """``file:line`` of the innermost frame of the traceback inside the template."""
+    lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == str(source)]
+    return f"{source.name}:{lines[-1]}" if lines else None

@@ -1,0 +1,353 @@
+"""One row's program: the function in a greenlet, its streams, and the answers it has had so far."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from greenlet import GreenletExit, getcurrent, greenlet
+
+from sglbatch.errors import CallError, SglbatchError
+from sglbatch.lang.calls import Answer, Call, ModelCall, OutsideAnswer, OutsideCall, ProgramError
+from sglbatch.lang.environment import Environment
+from sglbatch.lang.guard import Guard, strip_guard
+from sglbatch.lang.outcome import Outcome, describe, outcome_of, template_line
+from sglbatch.lang.primitives import TemplateError
+from sglbatch.lang.sampling import Sampling, SamplingOverride
+from sglbatch.lang.state import ProgramState
+from sglbatch.lang.stream import Stream
+from sglbatch.lang.writer import Writer
+from sglbatch.types import CallPath, ErrorInfo, Result
+
+if TYPE_CHECKING:
+    from sglbatch.lang.function import SglFunction
+
+NO_OVERRIDE = SamplingOverride()
+
+
+class ProgramGreenlet(greenlet):  # type: ignore[misc]  # greenlet is not typed here
+    """The greenlet that runs a program's function; it knows its program."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__(program.run_function)
+        self.program = program
+
+
+class Program:
+    """A function over one row. The driver starts it and delivers its answers.
+
+    The function runs in a greenlet; its streams advance whenever it waits or has ended, never beside it, so which
+    calls exist at each point depends on the row and the answers alone.
+
+    Args:
+        arguments: parameter name -> value, as data (they are guarded here).
+        row_key: seeds the row's random numbers and names its outside calls.
+        sampling: the run's defaults.
+        forced: values that replace the run's defaults and the function's own, but not a gen's own argument.
+        keep_state: leave ``state`` readable after the end.
+        error: the row cannot run: the program ends with this error as soon as it is started.
+    """
+
+    def __init__(
+        self,
+        function: SglFunction,
+        arguments: Mapping[str, Any],
+        *,
+        program_id: int,
+        row_key: str,
+        sampling: Sampling | None = None,
+        forced: SamplingOverride = NO_OVERRIDE,
+        keep_state: bool = False,
+        error: ErrorInfo | None = None,
+    ) -> None:
+        self.function = function
+        self.arguments = dict(arguments)
+        self.program_id = program_id
+        self.row_key = row_key
+        self.sampling = Sampling() if sampling is None else sampling
+        self.forced = forced
+        self.done = False
+        self.outcome = Outcome(error=error)
+        self.template_error: TemplateError | None = None
+        self.exception: BaseException | None = None
+        self.parked = False
+        self.turn = 0
+        self.returned: Any = None
+        self._keep_state = keep_state
+        self._error = error
+        self._answers: dict[CallPath, tuple[str, Answer, int | None]] = {}
+        self._asked: dict[CallPath, str] = {}
+        self._new_calls: list[Call] = []
+        self._reset()
+
+    def _reset(self) -> None:
+        self.turn = 0
+        self.num_calls = 0
+        self.returned = None
+        self.function_ended = False
+        self._raised: ErrorInfo | None = None
+        self._handled: set[int] = set()
+        self._streams: list[Stream] = []
+        self._touched: deque[Stream] = deque()
+        self._waiting: dict[CallPath, Stream | None] = {}
+        self._ready: Callable[[], bool] | None = None
+        self._greenlet: ProgramGreenlet | None = None
+        self._closing = False
+        self._rng: random.Random | None = None
+        self.state: ProgramState | None = None
+
+    # --- the driver's side ---
+
+    def start(self, environment: Environment, guard: Guard) -> None:
+        """Run to the first missing answers; ``take_calls`` has the calls, ``done`` says whether it ended at once."""
+        self.environment = environment
+        self.guard = guard
+        self._run()
+
+    def take_calls(self) -> list[Call]:
+        """The calls asked for since this was last read."""
+        calls, self._new_calls = self._new_calls, []
+        return calls
+
+    def deliver(self, path: CallPath, answer: Answer, position: int | None = None) -> None:
+        """Give the answer of one call and go on as far as it leads.
+
+        Args:
+            position: the plan position under which the call ran; its follow-ups keep it.
+        """
+        self._answers[path] = (self._asked[path], answer, position)
+        if self.parked:
+            self.parked = False
+            self._run()
+            return
+        stream = self._waiting.pop(path)
+        if stream is not None:
+            self._answer(stream, path)
+        self._advance()
+
+    def may_extend(self, path: CallPath) -> bool:
+        """A later call may begin with this call's prompt and answer."""
+        stream = self._waiting.get(path)
+        return stream is None or not self.function_ended or stream.has_later_call
+
+    def state_after(self) -> ProgramState:
+        """The state of a program that has ended and keeps it."""
+        assert self.done and self.state is not None, "the program has not ended, or does not keep its state"
+        return self.state
+
+    def park(self) -> None:
+        """Give up the greenlet and the streams; the next answer runs the function again from its start.
+
+        The answers it has had are fed to it again, so the function must not depend on anything else that changes.
+        """
+        assert not self.done, "a program that has ended cannot be parked"
+        self._close_greenlet()
+        self._reset()
+        self.parked = True
+
+    def _run(self) -> None:
+        self._streams = []
+        root = self.new_stream(())
+        root.started = True
+        self.state = ProgramState(self, Writer(self, root), self.function.defaults)
+        if self._error is None:
+            self._greenlet = ProgramGreenlet(self)
+        else:
+            self.function_ended = True
+            self._raised = self._error
+        self._advance()
+
+    def _advance(self) -> None:
+        while True:
+            while self._touched:
+                self._touched.popleft().advance()
+            if self.function_ended or not (self._ready is None or self._ready()):
+                break
+            self._switch()
+        assert self._waiting or self.function_ended, "a program waits for something that nobody will answer"
+        if self.function_ended and not self._waiting:
+            self._finish()
+
+    def _switch(self) -> None:
+        assert self._greenlet is not None
+        self._ready = None
+        self._greenlet.parent = getcurrent()
+        self._greenlet.switch()
+
+    def _finish(self) -> None:
+        root = self._streams[0]
+        unhandled = [s.error for s in self._streams if s.error is not None and id(s.error) not in self._handled]
+        error = self._raised or next(iter(unhandled), None)
+        results = [answer for _, answer, _ in self._answers.values() if isinstance(answer, Result)]
+        returned = None if isinstance(self.returned, ProgramState) else self.returned
+        self.outcome = outcome_of(root, returned=returned, error=error, results=results)
+        self.done = True
+        self._close_greenlet()
+        self._answers.clear()
+        self._asked.clear()
+        if not self._keep_state:
+            self._streams = []
+            self.state = None
+
+    def _close_greenlet(self) -> None:
+        if self._greenlet is not None and not self._greenlet.dead:
+            self._closing = True
+            self._greenlet.parent = getcurrent()
+            self._greenlet.throw(GreenletExit)
+            self._closing = False
+        self._greenlet = None
+
+    # --- the function's side ---
+
+    def run_function(self) -> None:
+        """Body of the greenlet. KeyboardInterrupt is for the whole process and passes on."""
+        assert self.state is not None
+        try:
+            arguments = {name: self._protect_argument(name, value) for name, value in self.arguments.items()}
+            self.returned = self.function.invoke(self.state, arguments)
+            self.state.ret_value = self.returned
+        except (Exception, SystemExit) as error:  # noqa: BLE001  a row's code may raise anything; it is that row's error
+            self._raise(error)
+        self.function_ended = True
+
+    def _protect_argument(self, name: str, value: Any) -> Any:
+        try:
+            return self.guard.protect(value)
+        except CallError as error:
+            raise CallError(error.code, f"column {name!r}: {error.message}") from None
+
+    def _raise(self, error: BaseException) -> None:
+        source = self.function.source
+        self._raised = describe(error, source)
+        self.exception = error if self._keep_state else None
+        if isinstance(error, TemplateError):
+            self.template_error = TemplateError(
+                error.code, error.message, hint=error.hint, where=error.where or template_line(error, source)
+            )
+        if self._raised.code in ("too-many-calls", "not-deterministic"):
+            self._abort(self._raised)
+
+    def _abort(self, error: ErrorInfo) -> None:
+        """End the row now, whatever its streams still have to do."""
+        self._raised = error
+        self.function_ended = True
+        for stream in self._streams:
+            stream.fail(error)
+        self._waiting.clear()
+
+    def wait(self, ready: Callable[[], bool]) -> None:
+        """Leave the greenlet until ``ready()``; every reading of a value comes through here."""
+        self.turn += 1
+        if ready():
+            return
+        current = getcurrent()
+        if self._greenlet is not None and current is self._greenlet:
+            if self._closing:
+                raise GreenletExit
+            self._ready = ready
+            current.parent.switch()
+        else:
+            raise SglbatchError(
+                "foreign-state",
+                "this state belongs to a program that is not running here",
+                hint="read a state inside its own function, or after run() has returned it",
+            )
+
+    def call_outside(self, function: Callable[..., Any], args: tuple[Any, ...], timeout_s: float) -> Any:
+        """Ask for an outside call and wait for its value; raises ProgramError where it fails."""
+        root = self._streams[0]
+        self.count_call()
+        name = f"{function.__module__}.{function.__qualname__}"
+        path = (root.take_index(),)
+        call = OutsideCall(path, name, function, strip_guard(args), timeout_s)
+        if self._asked.get(path, name) != name:
+            raise ProgramError(self._changed(call))
+        if path not in self._answers:
+            self._waiting[path] = None
+            self._announce(call)
+        self.wait(lambda: path in self._answers)
+        answer = self._answers[path][1]
+        assert isinstance(answer, OutsideAnswer)
+        if answer.error is not None:
+            raise ProgramError(answer.error)
+        return self.guard.protect(answer.value)
+
+    def count_call(self) -> None:
+        self.num_calls += 1
+        if self.num_calls > self.environment.max_calls:
+            raise SglbatchError(
+                "too-many-calls",
+                f"the program makes more than {self.environment.max_calls} calls",
+                hint="bound its loop, or raise the limit on calls for each row",
+            )
+
+    def handled(self, error: ErrorInfo) -> None:
+        """The program has met this error; unless it leaves the function, the program has dealt with it."""
+        self._handled.add(id(error))
+
+    def unhandled(self, error: ErrorInfo | None) -> None:
+        if error is not None:
+            self._handled.discard(id(error))
+
+    @property
+    def rng(self) -> random.Random:
+        if self._rng is None:
+            self._rng = random.Random(f"{self.environment.seed} {self.row_key}")
+        return self._rng
+
+    def new_stream(self, path: tuple[int, ...]) -> Stream:
+        stream = Stream(self, path)
+        self._streams.append(stream)
+        return stream
+
+    def new_root(self) -> Stream:
+        """An empty stream beside the root, for a function that this one runs by itself."""
+        root = self._streams[0]
+        stream = self.new_stream((root.take_index(), 0))
+        stream.started = True
+        stream.position = root.position
+        return stream
+
+    # --- the streams' side ---
+
+    def touch(self, stream: Stream) -> None:
+        self._touched.append(stream)
+
+    def ask(self, stream: Stream, call: ModelCall) -> None:
+        if call.path in self._asked and self._asked[call.path] != call.name:
+            self._abort(self._changed(call))
+        elif call.path in self._answers:
+            self._answer(stream, call.path)
+        else:
+            self._waiting[call.path] = stream
+            self._announce(call)
+
+    def _announce(self, call: Call) -> None:
+        if call.path not in self._asked:
+            self._asked[call.path] = call.name
+            self._new_calls.append(call)
+
+    def _answer(self, stream: Stream, path: CallPath) -> None:
+        name, answer, position = self._answers[path]
+        assert isinstance(answer, Result)
+        if answer.error is not None and answer.error.call is None and name:
+            answer = replace(answer, error=replace(answer.error, call=name))
+        stream.answer(answer, position)
+        self.touch(stream)
+
+    def _changed(self, call: Call) -> ErrorInfo:
+        before = self._asked[call.path]
+        return ErrorInfo(
+            code="not-deterministic",
+            message=f"run again on the same row, the function asks for {call.name!r} where it asked for {before!r} "
+            "(take random numbers from s.rng, and clock, files and network through sgl.call)",
+        )
+
+
+def current_program() -> Program | None:
+    """The program in whose function the caller runs."""
+    running = getcurrent()
+    return running.program if isinstance(running, ProgramGreenlet) else None

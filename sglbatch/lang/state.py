@@ -1,0 +1,266 @@
+"""What a program's function holds: one branch of its text and variables."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol, cast, get_args
+
+from sglbatch.errors import SglbatchError
+from sglbatch.lang.calls import ProgramError
+from sglbatch.lang.guard import strip_guard
+from sglbatch.lang.outcome import Outcome
+from sglbatch.lang.primitives import RoleBegin, RoleEnd, check_name, role
+from sglbatch.lang.sampling import SamplingOverride
+from sglbatch.lang.stream import JoinMode, Stream, Variable
+from sglbatch.lang.writer import Session, Writer
+from sglbatch.types import ErrorInfo
+
+
+class RunningProgram(Session, Protocol):
+    """What a state needs of its program."""
+
+    done: bool
+    outcome: Outcome
+    exception: BaseException | None
+
+    def wait(self, ready: Callable[[], bool]) -> None: ...
+
+    def handled(self, error: ErrorInfo) -> None: ...
+
+    @property
+    def rng(self) -> random.Random: ...
+
+
+class ProgramState:
+    """Text and variables of one branch. ``+=`` never waits; reading a value waits until it is there."""
+
+    def __init__(self, program: RunningProgram, writer: Writer, defaults: SamplingOverride) -> None:
+        self._program = program
+        self._writer = writer
+        self._defaults = defaults
+        self.ret_value: Any = None
+        """What the function returned, once it has."""
+
+    # --- writing ---
+
+    def __iadd__(self, value: object) -> ProgramState:
+        self._check_running()
+        self._writer.add(value, self._defaults)
+        return self
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.set_var(name, value)
+
+    def set_var(self, name: str, value: Any) -> None:
+        """Set a variable; it becomes an output column like a generated one."""
+        self._check_running()
+        check_name(name)
+        self._writer.assign(name, value)
+
+    def user(self, content: object = None) -> Any:
+        """A user message: ``with s.user(): ...``, or at once with its content."""
+        return self._role("user", content)
+
+    def system(self, content: object = None) -> Any:
+        """A system message: ``with s.system(): ...``, or at once with its content."""
+        return self._role("system", content)
+
+    def assistant(self, content: object = None) -> Any:
+        """An assistant message: ``with s.assistant(): ...``, or at once with its content."""
+        return self._role("assistant", content)
+
+    def _role(self, name: str, content: object) -> Any:
+        if content is None:
+            return self._message(name)
+        self += role(name, content)
+        return None
+
+    @contextmanager
+    def _message(self, name: str) -> Iterator[None]:
+        self._writer.add(RoleBegin(name), self._defaults)
+        yield
+        self._writer.add(RoleEnd(name), self._defaults)
+
+    def fork(self, size: int = 1, position_ids_offset: object = None) -> ForkGroup:
+        """``size`` branches that begin where this state stands.
+
+        Raises:
+            SglbatchError: ``invalid-argument`` for a size below 1, ``unsupported-argument``.
+        """
+        self._check_running()
+        if position_ids_offset is not None:
+            raise SglbatchError("unsupported-argument", "fork(position_ids_offset=...) is not supported")
+        if not isinstance(size, int) or size < 1:
+            raise SglbatchError("invalid-argument", f"fork needs at least one branch, not {size!r}")
+        return ForkGroup(self._writer, [self._with(writer) for writer in self._writer.fork(size)])
+
+    def copy(self) -> ProgramState:
+        """A fork of one."""
+        return self.fork(1)[0]
+
+    def _with(self, writer: Writer) -> ProgramState:
+        return ProgramState(self._program, writer, self._defaults)
+
+    def under(self, defaults: SamplingOverride) -> ProgramState:
+        """The same branch, as another function writes to it."""
+        return ProgramState(self._program, self._writer, defaults.over(self._defaults))
+
+    # --- reading ---
+
+    def __getitem__(self, name: str) -> Any:
+        return self.get_var(name)
+
+    def get_var(self, name: str) -> Any:
+        """The variable's value; waits for it.
+
+        Raises:
+            CallError: the call that should have set it failed.
+            SglbatchError: ``unknown-variable``.
+        """
+        assigned = self._stream.last_assign.get(name)
+        if assigned is not None:
+            return assigned.value
+        return self._readable(self._variable(name))
+
+    def get_meta_info(self, name: str) -> dict[str, Any]:
+        """Token counts and finish reason of the call that set ``name``; a select's ``choice_logprobs``."""
+        meta = self._variable(name).meta
+        if meta is None:
+            raise SglbatchError("unknown-variable", f"the variable {name!r} was not set by one gen or select")
+        return dict(meta)
+
+    def __contains__(self, name: str) -> bool:
+        self._program.wait(lambda: self._stream.settled(name))
+        if self._stream.error is not None and name in self._stream.lost:
+            self._raise_error()
+        return name in self._stream.variables
+
+    def text(self) -> str:
+        """The whole text so far, markup of the chat template included; waits for what is queued."""
+        self.sync()
+        return self._text(0, None)
+
+    def messages(self) -> list[dict[str, str]]:
+        """The messages so far as role and content; an open message has what it holds until now."""
+        self.sync()
+        return [
+            {"role": message.role, "content": self._text(message.start, message.end)}
+            for message in self._stream.messages
+        ]
+
+    def sync(self) -> None:
+        """Wait until all that was added has been carried out.
+
+        Raises:
+            CallError: a call on this branch failed.
+        """
+        stream = self._stream
+        self._program.wait(lambda: stream.drained or stream.error is not None)
+        if stream.error is not None:
+            self._raise_error()
+
+    def error(self) -> SglbatchError | None:
+        """Why this branch (after the end: the whole program) failed, or None; waits like ``sync``."""
+        stream = self._stream
+        self._program.wait(lambda: stream.drained or stream.error is not None)
+        info = stream.error or (self._program.outcome.error if self._program.done else None)
+        return None if info is None else ProgramError(info)
+
+    @property
+    def rng(self) -> random.Random:
+        """Random numbers that depend on the job's seed and the row only."""
+        return self._program.rng
+
+    @property
+    def _stream(self) -> Stream:
+        return self._writer.stream
+
+    def _variable(self, name: str) -> Variable:
+        stream = self._stream
+        self._program.wait(lambda: stream.settled(name))
+        failed = stream.error is not None
+        if name in stream.variables and not (failed and name in stream.lost):
+            return stream.variables[name]
+        if failed or (self._program.done and self._program.outcome.error is not None):
+            self._raise_error()
+        known = ", ".join(stream.variables) or "none"
+        raise SglbatchError("unknown-variable", f"there is no variable {name!r} here; there are: {known}")
+
+    def _readable(self, variable: Variable) -> Any:
+        if self._program.done:
+            return variable.value if variable.generated else strip_guard(variable.value)
+        return self._program.guard.protect(variable.value) if variable.generated else variable.value
+
+    def _text(self, start: int, end: int | None) -> str:
+        pieces = self._stream.pieces[start:end]
+        if self._program.done:
+            return "".join(text if generated else strip_guard(text) for text, generated in pieces)
+        guard = self._program.guard
+        return "".join(guard.protect(text) if generated else text for text, generated in pieces)
+
+    def _raise_error(self) -> None:
+        info = self._stream.error or self._program.outcome.error
+        assert info is not None
+        self._program.handled(info)
+        raise ProgramError(info) from self._program.exception
+
+    def _check_running(self) -> None:
+        if self._program.done:
+            raise SglbatchError(
+                "program-ended", "the program has ended, nothing can be added to its state", hint="start a new run"
+            )
+
+
+class ForkGroup:
+    """The branches of one fork."""
+
+    def __init__(self, parent: Writer, states: list[ProgramState]) -> None:
+        self._parent = parent
+        self._states = states
+
+    def __getitem__(self, index: int) -> ProgramState:
+        return self._states[index]
+
+    def __setitem__(self, index: int, state: ProgramState) -> None:
+        """Only for ``forks[i] += ...``, which ends in putting the same state back."""
+        if self._states[index] is not state:
+            raise SglbatchError("invalid-argument", "a branch of a fork cannot be replaced", hint="use forks[i] += ...")
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def __iter__(self) -> Iterator[ProgramState]:
+        return iter(self._states)
+
+    def __iadd__(self, value: object) -> ForkGroup:
+        """Add to every branch: the same expression, one of a list each, or what a function of the index gives."""
+        count = len(self._states)
+        if callable(value):
+            values = [value(i) for i in range(count)]
+        elif isinstance(value, (list, tuple)):
+            if len(value) != count:
+                raise SglbatchError(
+                    "invalid-argument", f"a list of {len(value)} expressions was added to {count} branches"
+                )
+            values = list(value)
+        else:
+            values = [value] * count
+        for state, item in zip(self._states, values, strict=True):
+            state += item  # noqa: PLW2901  a state is changed in place
+        return self
+
+    def join(self, mode: str = "gather_variable") -> None:
+        """Bring the branches together on the state they came from, without waiting.
+
+        gather_variable: each variable that a branch set becomes a list with one entry for each branch (None where it
+        set none); a list from an earlier join of the same name is extended. concate_and_append: the branches' texts
+        are appended one after the other.
+
+        Raises:
+            SglbatchError: ``invalid-argument``, ``joined-branch``.
+        """
+        if mode not in get_args(JoinMode):
+            raise SglbatchError("invalid-argument", f"join takes gather_variable or concate_and_append, not {mode!r}")
+        self._parent.join([state._writer for state in self._states], cast(JoinMode, mode))

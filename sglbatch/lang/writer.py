@@ -1,0 +1,191 @@
+"""The writing end of a stream: turns expressions into operations as the program adds them.
+
+Roles are resolved here, in the program's own stack, so that a mistake has the author's line.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from sglbatch.errors import SglbatchError
+from sglbatch.lang.calls import Choices
+from sglbatch.lang.chat import turn_end
+from sglbatch.lang.environment import Environment
+from sglbatch.lang.guard import Guard
+from sglbatch.lang.primitives import Constant, Gen, RoleBegin, RoleEnd, Select, atoms
+from sglbatch.lang.sampling import Sampling, SamplingOverride
+from sglbatch.lang.stream import Append, Ask, Assign, Fork, Join, JoinMode, Mark, Stream
+from sglbatch.types import ErrorInfo, Generate, Text, VarType
+
+
+class Session(Protocol):
+    """What a writer needs of the running program."""
+
+    environment: Environment
+    guard: Guard
+    sampling: Sampling
+    forced: SamplingOverride
+    turn: int
+
+    def count_call(self) -> None:
+        """Raises SglbatchError ``too-many-calls``."""
+
+    def new_stream(self, path: tuple[int, ...]) -> Stream: ...
+
+    def unhandled(self, error: ErrorInfo | None) -> None:
+        """Something was added to a stream that has failed: its error is the row's again."""
+
+
+@dataclass(slots=True)
+class Writer:
+    """Adds to one stream.
+
+    Args:
+        roles: messages so far, the open one included.
+        open_role: the open message's role.
+        at_start: nothing of the open message has been added yet, so constants lose their leading white space.
+        turn_stop: the token text that ends the open assistant message, where the model does not stop there itself.
+        ended: the stream was joined; nothing more may be added.
+    """
+
+    session: Session
+    stream: Stream
+    roles: tuple[str, ...] = ()
+    open_role: str | None = None
+    at_start: bool = False
+    turn_stop: str | None = None
+    suffix: str = ""
+    ended: bool = False
+
+    def add(self, value: object, defaults: SamplingOverride) -> None:
+        """Queue an expression, its gens under the function's ``defaults``."""
+        items = atoms(value)
+        self._check_open()
+        for item in items:
+            match item:
+                case Constant(text=text):
+                    self._constant(text)
+                case Gen():
+                    self._gen(item, defaults)
+                case Select():
+                    self._select(item)
+                case RoleBegin(role=role):
+                    self._begin(role)
+                case RoleEnd(role=role):
+                    self._end(role)
+
+    def assign(self, name: str, value: Any) -> None:
+        """Set a variable, at once unless something queued comes before."""
+        self._check_open()
+        stream = self.stream
+        if stream.started and stream.num_joins == 0 and stream.queued_names[name] == 0:
+            stream.assign(name, value)
+        else:
+            stream.add(Assign(name, value))
+
+    def fork(self, number: int) -> list[Writer]:
+        """Branches that begin where the stream stands when it gets here."""
+        self._check_open()
+        index = self.stream.take_index()
+        streams = [self.session.new_stream((*self.stream.path, index, i)) for i in range(number)]
+        self.stream.add(Fork(tuple(streams)))
+        return [
+            Writer(self.session, stream, self.roles, self.open_role, self.at_start, self.turn_stop, self.suffix)
+            for stream in streams
+        ]
+
+    def join(self, branches: list[Writer], mode: JoinMode) -> None:
+        self._check_open()
+        for branch in branches:
+            branch._check_open()
+            if mode == "concate_and_append" and branch.roles != self.roles:
+                raise SglbatchError(
+                    "joined-roles",
+                    'join("concate_and_append") cannot append whole messages of a branch',
+                    hint="open and close the message around the fork, or gather variables",
+                )
+            branch.ended = True
+            branch.stream.joiner = self.stream
+        self.stream.add(Join(tuple(branch.stream for branch in branches), mode))
+
+    # --- expressions ---
+
+    def _constant(self, text: str) -> None:
+        if self.at_start:
+            text = text.lstrip()
+        if text:
+            self._text(text, self._constant_specials())
+
+    def _constant_specials(self) -> frozenset[str]:
+        environment = self.session.environment
+        return frozenset(environment.specials) if environment.parse_special else self.session.guard.specials
+
+    def _text(self, text: str, specials: frozenset[str]) -> None:
+        self.at_start = False
+        self.stream.add(Append(Text(text, specials), self.session.turn))
+
+    def _gen(self, item: Gen, defaults: SamplingOverride) -> None:
+        session = self.session
+        sampling = session.sampling.updated(defaults).updated(session.forced).updated(item.sampling)
+        stop = sampling.stop if self.turn_stop is None else (*sampling.stop, self.turn_stop)
+        question = Generate(
+            max_tokens=sampling.max_tokens,
+            stop=stop,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            constraint=item.constraint,
+        )
+        self._ask(item.name, question, item.var_type)
+
+    def _select(self, item: Select) -> None:
+        question = Choices(choices=item.choices, temperature=item.temperature, specials=self._constant_specials())
+        self._ask(item.name, question, VarType(kind="enum", choices=item.choices))
+
+    def _ask(self, name: str | None, question: Generate | Choices, var_type: VarType) -> None:
+        self.session.count_call()
+        self.at_start = False
+        index = self.stream.take_index()
+        self.stream.add(Ask(index, self.session.turn, name, question, var_type))
+
+    # --- roles ---
+
+    def _begin(self, role: str) -> None:
+        if self.open_role is not None:
+            raise SglbatchError(
+                "open-role",
+                f"a {role} message begins inside a {self.open_role} message",
+                hint=f"end it first: s += sgl.{self.open_role}_end()",
+            )
+        environment = self.session.environment
+        frame = environment.chat.frame((*self.roles, role))
+        self.roles = (*self.roles, role)
+        self.open_role = role
+        self.suffix = frame.suffix
+        self._text(frame.prefix, frozenset(environment.specials))
+        self.stream.add(Mark(role))
+        self.at_start = True
+        end = turn_end(frame.suffix, environment.specials) if role == "assistant" else None
+        if end is not None and environment.specials[end] not in environment.eos_token_ids:
+            self.turn_stop = end
+
+    def _end(self, role: str) -> None:
+        if self.open_role != role:
+            what = f"a {self.open_role} message is open" if self.open_role else "no message is open"
+            raise SglbatchError("open-role", f"a {role} message ends, but {what}")
+        self.stream.add(Mark(None))
+        self._text(self.suffix, frozenset(self.session.environment.specials))
+        self.open_role = None
+        self.turn_stop = None
+
+    def _check_open(self) -> None:
+        if self.ended:
+            raise SglbatchError(
+                "joined-branch",
+                "this branch has been joined, nothing can be added to it",
+                hint="add to the state that it was forked from",
+            )
+        if self.stream.error is not None:
+            self.session.unhandled(self.stream.error)

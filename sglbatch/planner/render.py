@@ -1,0 +1,148 @@
+"""The plan as text for a terminal. Whatever comes from data is escaped and fits its line."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from sglbatch.planner.summary import Summary
+from sglbatch.planner.tree import Tree, TreeNode
+
+MIN_TEXT_WIDTH: Final = 20
+_LABEL_WIDTH: Final = 17
+_SHORT_ESCAPES: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
+
+def render_summary(summary: Summary, tree: Tree | None = None, width: int = 100) -> str:
+    """Several lines without a trailing newline. Those of the tree fit ``width`` columns (from about 50 on)."""
+    lines = [f"{label:<{_LABEL_WIDTH}}{value}" for label, value in _facts(summary)]
+    if tree is not None:
+        lines += ["", *_tree_lines(tree, width)]
+    return "\n".join(lines)
+
+
+def escape_controls(text: str) -> str:
+    """``text`` with whatever could move a cursor, hide or reorder text written as an escape (``\\n``, ``\\x1b``)."""
+    return "".join(map(_escaped, text))
+
+
+def shorten(pieces: Sequence[str], width: int) -> str:
+    """Text in at most ``width`` columns, its middle replaced by an ellipsis when it is longer.
+
+    Args:
+        pieces: the text, cut between pieces only: a string is cut between characters, escapes are pieces of their own.
+    """
+    if sum(map(_columns, pieces)) <= width:
+        return "".join(pieces)
+    tail_width = (width - 1) // 2
+    head = _fitting(pieces, width - 1 - tail_width)
+    tail = _fitting(pieces[::-1], tail_width)[::-1]
+    return "".join((*head, "…", *tail))
+
+
+def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
+    failed = ""
+    if summary.num_failed_rows:
+        codes = ", ".join(f"{escape_controls(code)} {count:,}" for code, count in sorted(summary.failed_rows.items()))
+        failed = f", {summary.num_failed_rows:,} failed already ({codes})"
+    yield "rows", f"{summary.num_rows:,}{failed}"
+    equal = (
+        f", and {_count(summary.num_equal_calls, 'equal call')} answered with them" if summary.num_equal_calls else ""
+    )
+    yield "requests", f"{summary.num_requests:,}{equal}"
+    if summary.calls_reused:
+        yield "answered already", _count(summary.calls_reused, "call")
+    if summary.num_too_long:
+        yield "too long", f"{_count(summary.num_too_long, 'request')} over the context length; their rows will fail"
+    yield "prompt tokens", f"{summary.prompt_tokens:,}, longest {summary.longest_prompt_len:,}"
+    yield "unique tokens", f"{summary.unique_tokens:,}"
+    yield "best hit rate", f"{summary.best_hit_rate:.1%}"
+    yield "generated tokens", f"at most {summary.most_generated_tokens:,}"
+    yield "KV needed", f"{_kv(summary, summary.kv_tokens_minimum)} at least"
+    yield "", f"{_kv(summary, summary.kv_tokens_whole)} to hold everything at once"
+    yield "follow-up calls", _follow_ups(summary)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _kv(summary: Summary, num_tokens: int) -> str:
+    per_token = summary.kv_bytes_per_token
+    size = f" ({_bytes(num_tokens * per_token)})" if per_token is not None else ""
+    return f"{num_tokens:,} tokens{size}"
+
+
+def _bytes(num_bytes: int) -> str:
+    size = float(num_bytes)
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:,.1f} GiB"
+
+
+def _follow_ups(summary: Summary) -> str:
+    rows = summary.follow_up_rows
+    if not rows:
+        return "none: every program ends with these answers"
+    return f"{rows:,} or more (estimated): {_count(rows, 'row')} go on after these answers"
+
+
+def _tree_lines(tree: Tree, width: int) -> Iterator[str]:
+    if not tree.nodes:
+        yield "No beginning is shared by several requests."
+        return
+    tokens_width = max(len("tokens"), *(len(f"{node.num_tokens:,}") for node in tree.nodes))
+    requests_width = max(len("requests"), *(len(f"{node.num_requests:,}") for node in tree.nodes))
+    yield f"{'tokens':>{tokens_width}}  {'requests':>{requests_width}}  shared beginning"
+    for node in tree.nodes:
+        counts = f"{node.num_tokens:>{tokens_width},}  {node.num_requests:>{requests_width},}  "
+        yield counts + _node_text(node, width - len(counts))
+    if tree.num_hidden:
+        hidden = _count(tree.num_hidden, "shared beginning")
+        yield f"{hidden} not shown: {tree.hidden_saved_tokens:,} of the {tree.saved_tokens:,} tokens saved"
+
+
+def _node_text(node: TreeNode, width: int) -> str:
+    pieces = list(map(_escaped, node.text))
+    # Deep nesting must not push the text off the line.
+    indent = "  " * min(node.level, max(0, width - MIN_TEXT_WIDTH) // 2)
+    return f'{indent}"{shorten(pieces, max(MIN_TEXT_WIDTH, width - len(indent)) - 2)}"'
+
+
+def _escaped(char: str) -> str:
+    return _SHORT_ESCAPES.get(char) or (_numeric_escape(char) if _is_unsafe(char) else char)
+
+
+def _is_unsafe(char: str) -> bool:
+    category = unicodedata.category(char)
+    return category.startswith("C") or category in ("Zl", "Zp")
+
+
+def _numeric_escape(char: str) -> str:
+    code = ord(char)
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def _columns(text: str) -> int:
+    return sum(map(_char_columns, text))
+
+
+def _char_columns(char: str) -> int:
+    if unicodedata.combining(char):
+        return 0
+    return 2 if unicodedata.east_asian_width(char) in "WF" else 1
+
+
+def _fitting(pieces: Sequence[str], width: int) -> Sequence[str]:
+    """The longest beginning that takes at most ``width`` columns."""
+    used = 0
+    for index, piece in enumerate(pieces):
+        used += _columns(piece)
+        if used > width:
+            return pieces[:index]
+    return pieces
