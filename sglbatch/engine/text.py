@@ -1,7 +1,8 @@
-"""Turns sampled tokens into text as they come, and finds stop strings in it."""
+"""Turns sampled tokens into text as they come, and finds where it stops."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 
@@ -11,26 +12,44 @@ class TextBuffer:
     Args:
         token_bytes: the bytes of each token id.
         stop: stop strings; the text ends before the first one that appears.
+        stop_regex: patterns; the text ends before the first match. Bytes that are no UTF-8 yet match nothing.
     """
 
-    def __init__(self, token_bytes: Sequence[bytes], stop: tuple[str, ...]) -> None:
+    def __init__(self, token_bytes: Sequence[bytes], stop: tuple[str, ...], stop_regex: tuple[str, ...] = ()) -> None:
         self._token_bytes = token_bytes
         self._stops = [s.encode() for s in stop]
+        self._patterns = [re.compile(pattern) for pattern in stop_regex]
         self._reach = max((len(s) for s in self._stops), default=1) - 1
         self._data = bytearray()
         self._ends: list[int] = []
         self._ids: list[int] = []
 
-    def append(self, token_id: int) -> bool:
-        """Adds a token; True if a stop string is now in the text, which is cut before it."""
+    def append(self, token_id: int, *, may_stop: bool = True) -> bool:
+        """Adds a token; True if the text now stops, and is cut. Where it may not stop, what it ends with never will."""
         begin = max(0, len(self._data) - self._reach)
         self._data += self._token_bytes[token_id]
         self._ids.append(token_id)
         self._ends.append(len(self._data))
+        if not may_stop:
+            return False
         found = [at for at in (self._data.find(s, begin) for s in self._stops) if at >= 0]
+        found += self._matches()
         if found:
             del self._data[min(found) :]
         return bool(found)
+
+    def _matches(self) -> list[int]:
+        """Byte offsets at which the patterns match."""
+        if not self._patterns:
+            return []
+        text = self._data.decode("utf-8", "surrogateescape")
+        matches = [match for match in (pattern.search(text) for pattern in self._patterns) if match is not None]
+        return [len(text[: match.start()].encode("utf-8", "surrogateescape")) for match in matches]
+
+    def certain_text(self) -> str:
+        """What will stay whatever comes: without the beginning of a stop string and of a character at the end."""
+        held = max((n for s in self._stops for n in range(1, len(s)) if self._data.endswith(s[:n])), default=0)
+        return self._data[: len(self._data) - held].decode("utf-8", "ignore")
 
     def result(self) -> tuple[str, tuple[int, ...], str]:
         """The text, the ids that lie wholly inside it, and the rest of the text after them."""

@@ -4,14 +4,42 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from hashlib import blake2b
 from typing import Any, Final, Protocol, TypeAlias
 
 from sglbatch.errors import CallError
-from sglbatch.types import CallPath, ErrorInfo, Generate, Operation, Prompt, Result, Text, TokenIds
+from sglbatch.types import (
+    CallPath,
+    ChoicesMethod,
+    ErrorInfo,
+    Generate,
+    Operation,
+    Prompt,
+    Result,
+    Text,
+    TextCall,
+    TextChoices,
+    TokenIds,
+)
 
 _KEY_VERSION: Final = 1
+_LATER_PARAMETERS: Final = frozenset(
+    {
+        "min_tokens",
+        "stop_token_ids",
+        "stop_regex",
+        "frequency_penalty",
+        "presence_penalty",
+        "ignore_eos",
+        "num_top_logprobs",
+        "input_logprobs_from",
+        "method",
+        "healed_lens",
+    }
+)
+"""Parameters that are part of a key only where they are set: calls that do not use them keep the keys that they had
+before there were such parameters."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,6 +50,7 @@ class Choices:
     temperature: float
     specials: frozenset[str]
     following: tuple[Text, ...] = ()
+    method: ChoicesMethod = "exact"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -31,6 +60,8 @@ class ModelCall:
     Args:
         name: the variable, or "" when the answer goes into the text only.
         position: plan position inherited from the stream's last call; None before the first planned one.
+        as_text: the call as text; to be read before the call is answered.
+        known: the answer, where an earlier call's generation went on into this one.
     """
 
     path: CallPath
@@ -38,6 +69,8 @@ class ModelCall:
     prompt: Prompt
     question: Generate | Choices
     position: int | None
+    as_text: Callable[[], TextCall]
+    known: Result | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,6 +124,8 @@ class PendingCall:
         program_ids: every program that waits for the answer.
         position: plan position, where one is known.
         decode: ids to text, special tokens shown.
+        text: the call as text, where the backend takes that.
+        same_following: for each waiter, whether the template goes on for it as it does for ``text``.
     """
 
     key: str
@@ -104,12 +139,15 @@ class PendingCall:
     program_ids: list[int] = field(default_factory=list)
     waiters: list[tuple[int, CallPath]] = field(default_factory=list)
     decode: Callable[[TokenIds], str]
+    text: TextCall | None = None
+    same_following: list[bool] = field(default_factory=list)
 
-    def add(self, program_id: int, call: ModelCall, *, keep: bool) -> None:
+    def add(self, program_id: int, call: ModelCall, *, keep: bool, text: TextCall | None = None) -> None:
         """One more program that waits for the answer. ``keep``: see ``types.Request``."""
         if program_id not in self.program_ids:
             self.program_ids.append(program_id)
         self.waiters.append((program_id, call.path))
+        self.same_following.append(self.text is None or text is None or text.following == self.text.following)
         self.keep = self.keep or keep
         known = [position for position in (self.position, call.position) if position is not None]
         self.position = min(known, default=None)
@@ -121,14 +159,38 @@ class PendingCall:
 
 
 def call_key(
-    *, model_identity: str, prompt_ids: TokenIds, operation: Operation, seed_material: tuple[Any, ...] | None
+    *,
+    model_identity: str,
+    prompt_ids: TokenIds,
+    operation: Operation,
+    seed_material: tuple[Any, ...] | None,
+    text: TextCall | None = None,
 ) -> str:
-    """The content hash of a model call. ``seed_material`` is None for greedy calls: no chance is in their answers."""
+    """The content hash of a model call. ``seed_material`` is None for greedy calls: no chance is in their answers.
+
+    Args:
+        text: where the call is asked as text, it is the text that counts, whatever the ids are.
+    """
     kind = "gen" if isinstance(operation, Generate) else "choose"
-    head = [_KEY_VERSION, model_identity, kind, asdict(operation), seed_material]
+    if text is not None:
+        asked = [text.chat, text.messages, text.prefix, _parameters(text.question)]
+        return blake2b(
+            canonical_json([_KEY_VERSION, model_identity, f"text {kind}", asked, seed_material]).encode(),
+            digest_size=16,
+        ).hexdigest()
+    head = [_KEY_VERSION, model_identity, kind, _parameters(operation), seed_material]
     digest = blake2b(canonical_json(head).encode(), digest_size=16)
     digest.update(prompt_ids.astype("<i4").tobytes())
     return digest.hexdigest()
+
+
+def _parameters(question: Operation | TextChoices) -> dict[str, Any]:
+    defaults = {field.name: field.default for field in fields(question)}
+    return {
+        name: value
+        for name, value in asdict(question).items()
+        if name not in _LATER_PARAMETERS or value != defaults[name]
+    }
 
 
 def outside_key(call: OutsideCall, *, row_key: str) -> str:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, Protocol
 
 from jinja2 import TemplateError as JinjaError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from sglbatch.errors import SglbatchError
-from sglbatch.lang.primitives import TemplateError
+from sglbatch.lang.expressions import TemplateError
 
 _PLACEHOLDER: Final = "\ue0f1{}\ue0f2"
 """Stands for a message's content; private-use characters that no template looks for."""
@@ -88,6 +88,21 @@ class ChatTemplate:
                 hint="choose an instruction-tuned model, or write the turns as plain text",
             )
         return _compiled(self._source)
+
+
+class Frames(Protocol):
+    """What stands around messages."""
+
+    @property
+    def frame(self) -> Callable[[tuple[str, ...]], Frame]:
+        """The frame of the last of these roles, after messages of the others."""
+
+
+class PlainFrames:
+    """No text around messages, for backends that take messages as such."""
+
+    def frame(self, roles: tuple[str, ...]) -> Frame:
+        return Frame("", "")
 
 
 def turn_end(suffix: str, specials: Mapping[str, int]) -> str | None:

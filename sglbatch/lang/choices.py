@@ -13,8 +13,12 @@ from sglbatch.types import Choose, Prompt, Text, TokenIds
 
 
 def choice_prompts(prompt: Prompt, question: Choices) -> list[Prompt]:
-    """One prompt for each choice: what is before it, the choice, the constant text after it, to tokenise jointly."""
-    return [(*prompt, Text(choice, question.specials), *question.following) for choice in question.choices]
+    """One prompt for each choice: what is before it, the choice, the constant text after it, to tokenise jointly.
+
+    The methods that compare tokens need the prompt alone too, which comes last.
+    """
+    prompts = [(*prompt, Text(choice, question.specials), *question.following) for choice in question.choices]
+    return prompts if question.method == "exact" else [*prompts, prompt]
 
 
 def split_choices(
@@ -22,18 +26,18 @@ def split_choices(
 ) -> tuple[TokenIds, Choose]:
     """The common prompt and each choice's own ids.
 
-    The prompt is the longest common prefix that leaves every choice at least one token; an alternative ends at the
-    first token boundary at or beyond the end of its choice's text.
-
     Args:
         encoded: ids of ``choice_prompts``.
 
     Raises:
         ConstraintError: ``equal-choices`` where two have the same ids; ``empty-prompt`` where no token comes before.
     """
-    num_bytes, num_specials = _following_size(question.following, specials)
-    ends = [_end(ids, token_bytes, num_bytes, num_specials) for ids in encoded]
-    start = min(_common_prefix_len(encoded), min(ends) - 1)
+    if question.method == "exact":
+        start, ends = _exact_spans(encoded, question, token_bytes, specials)
+        healed_lens: tuple[int, ...] = ()
+    else:
+        *encoded, alone = encoded
+        start, ends, healed_lens = _token_spans(encoded, alone)
     if start < 1:
         raise ConstraintError("empty-prompt", "the prompt before a select is empty: add text before it")
     alternatives = tuple(tuple(ids[start:end].tolist()) for ids, end in zip(encoded, ends, strict=True))
@@ -44,7 +48,38 @@ def split_choices(
                 "equal-choices",
                 f"the choices {same!r} and {question.choices[i]!r} are the same tokens in this place",
             )
-    return encoded[0][:start], Choose(alternatives=alternatives, temperature=question.temperature)
+    choose = Choose(
+        alternatives=alternatives,
+        temperature=question.temperature,
+        method=question.method,
+        healed_lens=healed_lens,
+    )
+    return encoded[0][:start], choose
+
+
+def _token_spans(encoded: Sequence[TokenIds], alone: TokenIds) -> tuple[int, list[int], tuple[int, ...]]:
+    """Where the alternatives begin and end, and how many of their tokens are the prompt's.
+
+    As in SGLang, a choice's tokens are those of prompt and choice together behind the prompt's own tokens; where the
+    choice changes the prompt's last tokens, they are its tokens too.
+    """
+    kept = [_common_prefix_len([alone, ids]) for ids in encoded]
+    start = min(kept)
+    healed_lens = tuple(length - start for length in kept)
+    return start, [len(ids) for ids in encoded], healed_lens if any(healed_lens) else ()
+
+
+def _exact_spans(
+    encoded: Sequence[TokenIds], question: Choices, token_bytes: Sequence[bytes], specials: Mapping[str, int]
+) -> tuple[int, list[int]]:
+    """Where the alternatives begin, and where each ends.
+
+    The prompt is the longest common prefix that leaves every choice at least one token; an alternative ends at the
+    first token boundary at or beyond the end of its choice's text.
+    """
+    num_bytes, num_specials = _following_size(question.following, specials)
+    ends = [_end(ids, token_bytes, num_bytes, num_specials) for ids in encoded]
+    return min(_common_prefix_len(encoded), min(ends) - 1), ends
 
 
 def _following_size(following: Sequence[Text], specials: Mapping[str, int]) -> tuple[int, int]:

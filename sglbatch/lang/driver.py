@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sglbatch.errors import CallError, ConstraintError
+from sglbatch.errors import CallError
 from sglbatch.lang.calls import (
     Answer,
     CallMemo,
@@ -20,8 +21,8 @@ from sglbatch.lang.calls import (
     memo_entry,
     outside_key,
 )
-from sglbatch.lang.choices import choice_prompts, split_choices
-from sglbatch.lang.environment import Environment, LanguageTokenizer
+from sglbatch.lang.dialect import Dialect, Form, TokenDialect
+from sglbatch.lang.environment import LanguageTokenizer, TellsPartialTexts
 from sglbatch.lang.guard import Guard
 from sglbatch.lang.outside import OutsidePool
 from sglbatch.lang.program import Program
@@ -29,11 +30,8 @@ from sglbatch.types import (
     Backend,
     CallPath,
     ErrorInfo,
-    Operation,
-    Prompt,
     Request,
     Result,
-    TokenIds,
 )
 
 if TYPE_CHECKING:
@@ -51,6 +49,7 @@ class Driver:
     Args:
         model_identity: part of every call's key.
         context_len: tokens; a prompt that leaves no room for an answer fails.
+        dialect: how calls are put to the backend; None: as token ids of ``tokenizer``.
         memo: answers of earlier runs, and where new ones go.
         seed: of the job.
         parse_special: data may make special tokens.
@@ -62,9 +61,10 @@ class Driver:
     def __init__(
         self,
         *,
-        tokenizer: LanguageTokenizer,
+        tokenizer: LanguageTokenizer | None = None,
         model_identity: str,
         context_len: int,
+        dialect: Dialect | None = None,
         backend: Backend | None = None,
         memo: CallMemo | None = None,
         seed: int = 0,
@@ -73,18 +73,17 @@ class Driver:
         max_calls_per_row: int = 1000,
         max_outside_calls: int = 8,
     ) -> None:
-        self._tokenizer = tokenizer
+        if dialect is None:
+            assert tokenizer is not None, "a driver needs a tokenizer or another dialect"
+            dialect = TokenDialect(tokenizer, context_len=context_len)
+        self._dialect = dialect
         self._model_identity = model_identity
-        self._context_len = context_len
         self._backend = backend
         self._memo = memo
         self._seed = seed
         self._max_live_programs = max_live_programs
-        self._environment = Environment.of(
-            tokenizer, seed=seed, parse_special=parse_special, max_calls=max_calls_per_row
-        )
+        self._environment = dialect.environment(seed=seed, parse_special=parse_special, max_calls=max_calls_per_row)
         self._guards: dict[SglFunction, Guard] = {}
-        self._special_texts = {token_id: text.encode() for text, token_id in tokenizer.specials.items()}
         self._programs: dict[int, Program] = {}
         self._live: dict[int, Program] = {}
         self._asked: list[tuple[Program, ModelCall]] = []
@@ -104,6 +103,8 @@ class Driver:
         """Calls answered by an equal call of this run."""
         self.calls_made = 0
         """Calls put to the backend or to outside functions."""
+        self.calls_ahead = 0
+        """Calls answered by what an earlier call of the same program generated beyond its own answer."""
 
     @property
     def unfinished(self) -> bool:
@@ -190,11 +191,19 @@ class Driver:
         )
         return finished
 
+    def partial_text(self, program_id: int, path: CallPath) -> str:
+        """The text so far of a call that is being answered; "" where the backend does not tell."""
+        if not isinstance(self._backend, TellsPartialTexts):
+            return ""
+        texts = self._backend.partial_texts()
+        asked = (program_id, path)
+        return next((texts.get(i, "") for i, call in self._requests.items() if asked in call.waiters), "")
+
     # --- programs ---
 
     def _guard_of(self, function: SglFunction) -> Guard:
         if function not in self._guards:
-            specials = () if self._environment.parse_special else self._tokenizer.specials
+            specials = () if self._environment.parse_special else self._environment.specials
             self._guards[function] = Guard.of(function.strings(), specials)
         return self._guards[function]
 
@@ -232,68 +241,51 @@ class Driver:
 
     def _resolve(self, asked: Sequence[tuple[Program, ModelCall]]) -> list[PendingCall]:
         """Tokenise calls, answer those that are known, and return the distinct new ones."""
-        prompts = [_prompts(call) for _, call in asked]
-        encoded = self._tokenizer.encode_prompts([prompt for group in prompts for prompt in group])
+        forms = self._dialect.forms([call for _, call in asked])
         new: list[PendingCall] = []
-        start = 0
-        for (program, call), group in zip(asked, prompts, strict=True):
-            ids = encoded[start : start + len(group)]
-            start += len(group)
-            try:
-                prompt_ids, operation = self._operation(call, ids)
-            except (CallError, ConstraintError) as error:
-                info = ErrorInfo(code=error.code, message=error.message, call=call.name or None)
-                self._deliver(program.program_id, call.path, Result(request_id=-1, error=info), call.position)
+        for (program, call), form in zip(asked, forms, strict=True):
+            if isinstance(form, Form):
+                new += self._pending(program, call, form)
             else:
-                new += self._pending(program, call, prompt_ids, operation)
+                info = ErrorInfo(code=form.code, message=form.message, call=call.name or None)
+                self._deliver(program.program_id, call.path, Result(request_id=-1, error=info), call.position)
         return new
 
-    def _operation(self, call: ModelCall, ids: Sequence[TokenIds]) -> tuple[TokenIds, Operation]:
-        operation: Operation
-        if isinstance(call.question, Choices):
-            tokenizer = self._tokenizer
-            prompt_ids, choose = split_choices(ids, call.question, tokenizer.token_bytes, tokenizer.specials)
-            operation = choose
-            needed = len(prompt_ids) + max(len(alternative) for alternative in choose.alternatives)
-        else:
-            prompt_ids, operation = ids[0], call.question
-            needed = len(prompt_ids) + 1
-        if not len(prompt_ids):
-            raise CallError("empty-prompt", "the prompt is empty: add text before the first gen")
-        if needed > self._context_len:
-            raise CallError(
-                "prompt-too-long",
-                f"the prompt has {len(prompt_ids)} tokens, the model's context holds {self._context_len}",
-            )
-        return prompt_ids, operation
-
-    def _pending(
-        self, program: Program, call: ModelCall, prompt_ids: TokenIds, operation: Operation
-    ) -> list[PendingCall]:
-        material = None if operation.greedy else (self._seed, program.row_key, call.path)
+    def _pending(self, program: Program, call: ModelCall, form: Form) -> list[PendingCall]:
+        material = None if form.operation.greedy else (self._seed, program.row_key, call.path)
         key = call_key(
-            model_identity=self._model_identity, prompt_ids=prompt_ids, operation=operation, seed_material=material
+            model_identity=self._model_identity,
+            prompt_ids=form.prompt_ids,
+            operation=form.operation,
+            seed_material=material,
+            text=form.text,
         )
         entry = self._memo.get(key) if self._memo is not None else None
         if entry is not None:
             self._count_known(key)
             self._deliver(program.program_id, call.path, answer_of(entry), call.position)
             return []
+        if call.known is not None:
+            self.calls_ahead += 1
+            self._remember(key, call.known)
+            self._deliver(program.program_id, call.path, call.known, call.position)
+            return []
         waiting = self._in_flight.get(key)
         if waiting is not None:
             self.calls_collapsed += 1
-            waiting.add(program.program_id, call, keep=program.may_extend(call.path))
+            waiting.add(program.program_id, call, keep=program.may_extend(call.path), text=form.text)
             return []
         pending = PendingCall(
             key=key,
-            prompt_ids=prompt_ids,
-            operation=operation,
+            prompt_ids=form.prompt_ids,
+            operation=form.operation,
             path=call.path,
             name=call.name,
             seed=call_seed(self._seed, program.row_key, call.path),
-            decode=self._show,
+            decode=self._dialect.show,
+            text=form.text,
         )
-        pending.add(program.program_id, call, keep=program.may_extend(call.path))
+        pending.add(program.program_id, call, keep=program.may_extend(call.path), text=form.text)
         self._in_flight[key] = pending
         return [pending]
 
@@ -324,6 +316,7 @@ class Driver:
             seed=call.seed,
             priority=None if call.position is None else (call.position, *call.path),
             keep=call.keep,
+            text=call.text,
         )
 
     # --- answers ---
@@ -332,8 +325,9 @@ class Driver:
         call = self._requests.pop(result.request_id)
         del self._in_flight[call.key]
         self._remember(call.key, result)
-        for program_id, path in call.waiters:
-            self._deliver(program_id, path, result, call.position)
+        alone = replace(result, ahead=()) if result.ahead else result
+        for (program_id, path), same_following in zip(call.waiters, call.same_following, strict=True):
+            self._deliver(program_id, path, result if same_following else alone, call.position)
 
     def _remember(self, key: str, answer: Answer) -> None:
         if self._memo is not None and answer.error is None:
@@ -364,17 +358,6 @@ class Driver:
         for (program_id, path), answer in self._outside.poll(timeout_s):
             self._remember(self._outside_keys.pop((program_id, path)), answer)
             self._deliver(program_id, path, answer, None)
-
-    def _show(self, ids: TokenIds) -> str:
-        """Token ids as text, special tokens shown."""
-        pieces = (self._special_texts.get(i) or self._tokenizer.token_bytes[i] for i in ids.tolist())
-        return b"".join(pieces).decode("utf-8", "replace")
-
-
-def _prompts(call: ModelCall) -> list[Prompt]:
-    if isinstance(call.question, Choices):
-        return choice_prompts(call.prompt, call.question)
-    return [call.prompt]
 
 
 def _batches(asked: list[tuple[Program, ModelCall]]) -> Iterable[list[tuple[Program, ModelCall]]]:

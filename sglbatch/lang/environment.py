@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
-from sglbatch.lang.chat import ChatTemplate
-from sglbatch.types import Backend, Prompt, TokenIds
+from sglbatch.lang.calls import Choices
+from sglbatch.lang.chat import ChatTemplate, Frames
+from sglbatch.types import Backend, Generate, Prompt, TokenIds
 
 
 class LanguageTokenizer(Protocol):
@@ -38,11 +39,23 @@ class LanguageTokenizer(Protocol):
     def encode_prompts(self, prompts: list[Prompt]) -> list[TokenIds]: ...
 
 
+@runtime_checkable
+class TellsPartialTexts(Protocol):
+    """A backend whose answers can be read while they grow."""
+
+    def partial_texts(self) -> Mapping[int, str]:
+        """By request id."""
+
+
 class LanguageBackend(Backend, Protocol):
     """A backend that programs can run on by themselves: it brings its tokenizer."""
 
     @property
     def tokenizer(self) -> LanguageTokenizer: ...
+
+
+def _honours_all(question: Generate | Choices) -> str | None:
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,14 +65,20 @@ class Environment:
     specials: special-token text -> id.
     parse_special: row values may make special tokens (no guard).
     max_calls: calls that one row may make.
+    token_text: the text of a token id.
+    unsupported: names the argument of a gen or select that the backend cannot honour, None where it can.
+    takes_media: the backend takes images and videos.
     """
 
     seed: int
-    chat: ChatTemplate
+    chat: Frames
     specials: Mapping[str, int]
     eos_token_ids: frozenset[int]
     parse_special: bool = False
     max_calls: int = 1000
+    token_text: Callable[[int], str] = str
+    unsupported: Callable[[Generate | Choices], str | None] = _honours_all
+    takes_media: bool = False
 
     @staticmethod
     def of(tokenizer: LanguageTokenizer, *, seed: int, parse_special: bool, max_calls: int) -> Environment:
@@ -70,4 +89,10 @@ class Environment:
             eos_token_ids=frozenset(tokenizer.eos_token_ids),
             parse_special=parse_special,
             max_calls=max_calls,
+            token_text=_token_texts(tokenizer),
         )
+
+
+def _token_texts(tokenizer: LanguageTokenizer) -> Callable[[int], str]:
+    specials = {token_id: text for text, token_id in tokenizer.specials.items()}
+    return lambda token_id: specials.get(token_id) or tokenizer.token_bytes[token_id].decode("utf-8", "replace")

@@ -7,21 +7,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import FunctionType
-from typing import Any, Final, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 from sglbatch.errors import SglbatchError
-from sglbatch.lang.driver import Driver
+from sglbatch.lang.caching import cache_prefix
+from sglbatch.lang.dialect import environment_of
 from sglbatch.lang.environment import LanguageBackend
+from sglbatch.lang.global_config import global_config
 from sglbatch.lang.guard import strings_of_files, strings_of_function
 from sglbatch.lang.program import NO_OVERRIDE, Program, current_program
-from sglbatch.lang.sampling import SamplingOverride, stop_strings
+from sglbatch.lang.running import RUN_OPTIONS, check_options, run_many, run_one, with_progress
+from sglbatch.lang.sampling import OPTIONS, SamplingOverride, override_of
 from sglbatch.lang.state import ProgramState
+from sglbatch.lang.trace import PLAIN_ENVIRONMENT, Trace, trace_program
 from sglbatch.lang.writer import Writer
 
 T = TypeVar("T")
-
-_SAMPLING_OPTIONS: Final = ("max_new_tokens", "stop", "temperature", "top_p", "top_k", "min_p")
-_RUN_OPTIONS: Final = frozenset({*_SAMPLING_OPTIONS, "backend", "seed", "stream"})
 
 
 class SglFunction:
@@ -32,6 +33,8 @@ class SglFunction:
         defaults: sampling of its gens, where they do not say otherwise.
         bound: arguments that are fixed.
         source_files: the files whose string constants are the author's.
+        num_api_spec_tokens: with an API model, how many tokens beyond a gen's own one call may generate for the gens
+            that follow it in the same turn; None lets the backend decide, 0 is off.
     """
 
     def __init__(
@@ -41,8 +44,10 @@ class SglFunction:
         defaults: SamplingOverride = NO_OVERRIDE,
         bound: Mapping[str, Any] | None = None,
         source_files: Sequence[Path] | None = None,
+        num_api_spec_tokens: int | None = None,
     ) -> None:
         self.function = function
+        self.num_api_spec_tokens = num_api_spec_tokens
         self.defaults = defaults
         self.bound = dict(bound or {})
         self.source = Path(function.__code__.co_filename)
@@ -91,6 +96,7 @@ class SglFunction:
             defaults=self.defaults,
             bound={**self.bound, **arguments},
             source_files=self.source_files,
+            num_api_spec_tokens=self.num_api_spec_tokens,
         )
 
     def invoke(self, state: ProgramState, arguments: Mapping[str, Any]) -> Any:
@@ -108,19 +114,20 @@ class SglFunction:
     def run(self, *args: Any, **kwargs: Any) -> ProgramState:
         """Run once; the state holds the results, and reading what failed raises why.
 
-        Keyword arguments that are parameters of the program go to it, whatever they are called. The others are
-        ``max_new_tokens``, ``stop``, ``temperature``, ``top_p``, ``top_k``, ``min_p``, ``backend`` and ``seed``.
+        Keyword arguments that are parameters of the program go to it, whatever they are called. The others are those
+        of gens (``max_new_tokens``, ``stop``, ``temperature``, ...), ``backend``, ``seed``, and ``stream``: return at
+        once, and run on as the state is read (``text_iter``).
 
         Raises:
-            SglbatchError: ``no-backend``, ``bad-arguments``, ``unsupported-argument``; TemplateError.
+            SglbatchError: ``no-backend``, ``bad-arguments``, ``invalid-argument``; TemplateError.
         """
         names = {parameter.name for parameter in self.parameters}
-        options = {name: value for name, value in kwargs.items() if name in _RUN_OPTIONS and name not in names}
+        options = {name: value for name, value in kwargs.items() if name in RUN_OPTIONS and name not in names}
         arguments = self._arguments(args, {name: v for name, v in kwargs.items() if name not in options})
         inside = current_program()
         if inside is not None:
             return self._run_inside(inside, arguments, options)
-        return next(self._run_all([arguments], options)).state_after()
+        return run_one(self, arguments, options)
 
     def run_batch(
         self,
@@ -139,42 +146,34 @@ class SglFunction:
             generator_style: give each state as soon as it and those before it have ended.
             num_threads: accepted for programs that pass it; programs run without threads.
         """
-        unknown = options.keys() - _RUN_OPTIONS
-        if unknown:
-            raise SglbatchError("unsupported-argument", f"run_batch has no argument {min(unknown)!r}")
+        check_options(options, RUN_OPTIONS, "run_batch")
         rows = [
             self._arguments((), row) if isinstance(row, Mapping) else self._arguments(tuple(row), {})
             for row in batch_kwargs
         ]
-        programs = self._run_all(rows, options)
-        states: Iterator[ProgramState] = (program.state_after() for program in programs)
+        states = run_many(self, rows, options)
         if progress_bar:
-            states = _with_progress(states, len(rows))
+            states = with_progress(states, len(rows))
         return states if generator_style else list(states)
 
-    def _run_all(self, rows: Sequence[dict[str, Any]], options: dict[str, Any]) -> Iterator[Program]:
-        """Finished programs in the order of ``rows``."""
-        if options.pop("stream", False):
-            raise SglbatchError("unsupported-argument", "stream=True is not supported", hint="leave stream out")
-        backend = options.pop("backend", None) or default_backend.get()
-        seed = options.pop("seed", None) or 0
-        forced = _override(options)
-        driver = Driver(
-            tokenizer=backend.tokenizer,
-            model_identity=backend.identity,
-            context_len=backend.context_len,
-            backend=backend,
-            seed=seed,
-        )
-        for i, arguments in enumerate(rows):
-            driver.add(Program(self, arguments, program_id=i, row_key=str(i), forced=forced, keep_state=True))
-        return _in_order(driver, len(rows))
+    def trace(self, *, backend: LanguageBackend | None = None, **arguments: Any) -> Trace:
+        """Run once on abstract values: what the program adds, and where it stops being predictable.
+
+        Args:
+            backend: whose chat template is used; without one, and without a default, roles stand in brackets.
+            arguments: those that are known; the others are abstract.
+        """
+        self._check_names(arguments)
+        given = backend or global_config.default_backend
+        return trace_program(self, arguments, PLAIN_ENVIRONMENT if given is None else environment_of(given))
+
+    def cache(self, backend: LanguageBackend | None = None) -> None:
+        """Compute the text that all runs begin with now, so that they find it in the backend's memory."""
+        cache_prefix(self, global_config.backend(backend))
 
     def _run_inside(self, program: Program, arguments: dict[str, Any], options: dict[str, Any]) -> ProgramState:
-        unknown = options.keys() - set(_SAMPLING_OPTIONS)
-        if unknown:
-            raise SglbatchError("unsupported-argument", f"{min(unknown)} cannot be set inside another program")
-        defaults = _override(options).over(self.defaults)
+        check_options(options, frozenset(OPTIONS), "a function that another one runs")
+        defaults = override_of(options).over(self.defaults)
         state = ProgramState(program, Writer(program, program.new_root()), defaults)
         state.ret_value = self.invoke(state, arguments)
         return state
@@ -208,37 +207,36 @@ def function(func: Callable[..., Any], /) -> SglFunction: ...
 
 @overload
 def function(
-    func: None = None,
-    /,
-    *,
-    max_new_tokens: int | None = None,
-    stop: str | Sequence[str] | None = None,
-    temperature: float | None = None,
-    top_p: float | None = None,
-    top_k: int | None = None,
-    min_p: float | None = None,
+    func: None = None, /, *, num_api_spec_tokens: int | None = None, **options: Any
 ) -> Callable[[Callable[..., Any]], SglFunction]: ...
 
 
 def function(func: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Make a program of a function: ``@function``, or ``@function(max_new_tokens=..., temperature=...)``.
 
+    Args:
+        options: what its gens have where they do not say otherwise, ``sampling.OPTIONS``.
+
     Raises:
         SglbatchError: ``bad-function``, ``invalid-argument``.
     """
-    unknown = options.keys() - set(_SAMPLING_OPTIONS)
+    names = (*OPTIONS, "num_api_spec_tokens")
+    unknown = options.keys() - set(names)
     if unknown:
         raise SglbatchError(
             "invalid-argument",
             f"@function has no argument {min(unknown)!r}",
-            hint=f"it takes {', '.join(_SAMPLING_OPTIONS)}",
+            hint=f"it takes {', '.join(names)}",
         )
-    defaults = _override(options)
+    ahead = options.get("num_api_spec_tokens")
+    if ahead is not None and (not isinstance(ahead, int) or isinstance(ahead, bool) or ahead < 0):
+        raise SglbatchError("invalid-argument", f"num_api_spec_tokens must be at least 0, not {ahead!r}")
+    defaults = override_of({name: value for name, value in options.items() if name in OPTIONS})
 
     def decorate(inner: Callable[..., Any]) -> SglFunction:
         if not isinstance(inner, FunctionType):
             raise SglbatchError("bad-function", f"@function needs a function, not {inner!r}")
-        return SglFunction(inner, defaults=defaults)
+        return SglFunction(inner, defaults=defaults, num_api_spec_tokens=ahead)
 
     return decorate if func is None else decorate(func)
 
@@ -263,62 +261,3 @@ def call(fn: Callable[..., T], *args: Any, timeout_s: float = 60.0) -> T:
         raise SglbatchError("invalid-argument", f"timeout_s must be above 0, not {timeout_s!r}")
     result: T = program.call_outside(fn, args, timeout_s)
     return result
-
-
-# --- the default backend -----------------------------------------------------------------------
-
-
-class DefaultBackend:
-    """The backend of programs that are run without one."""
-
-    def __init__(self) -> None:
-        self._backend: LanguageBackend | None = None
-
-    def set(self, backend: LanguageBackend | None) -> None:
-        self._backend = backend
-
-    def get(self) -> LanguageBackend:
-        if self._backend is None:
-            raise SglbatchError(
-                "no-backend",
-                "there is no backend to run on",
-                hint='sgl.set_default_backend(sgl.Runtime(model_path="smollm2-135m"))',
-            )
-        return self._backend
-
-
-default_backend = DefaultBackend()
-"""The language has one for the process: ``sgl.set_default_backend``."""
-
-
-def set_default_backend(backend: LanguageBackend | None) -> None:
-    """The backend for ``run`` and ``run_batch`` where none is given."""
-    default_backend.set(backend)
-
-
-# --- running -----------------------------------------------------------------------------------
-
-
-def _override(options: Mapping[str, Any]) -> SamplingOverride:
-    return SamplingOverride(
-        max_tokens=options.get("max_new_tokens"),
-        stop=stop_strings(options.get("stop")),
-        temperature=options.get("temperature"),
-        top_p=options.get("top_p"),
-        top_k=options.get("top_k"),
-        min_p=options.get("min_p"),
-    )
-
-
-def _in_order(driver: Driver, number: int) -> Iterator[Program]:
-    early: dict[int, Program] = {}
-    for i in range(number):
-        while i not in early:
-            early.update((program.program_id, program) for program in driver.step())
-        yield early.pop(i)
-
-
-def _with_progress(states: Iterator[ProgramState], number: int) -> Iterator[ProgramState]:
-    from tqdm import tqdm
-
-    yield from tqdm(states, total=number)

@@ -11,7 +11,8 @@ from typing import Any
 from sglbatch.errors import SglbatchError
 from sglbatch.lang.calls import ProgramError
 from sglbatch.lang.guard import strip_guard
-from sglbatch.lang.stream import Stream, Variable
+from sglbatch.lang.stream import Stream
+from sglbatch.lang.variables import Variable
 from sglbatch.types import ErrorInfo, Result, Usage, VarType
 
 

@@ -1,4 +1,4 @@
-"""The expressions a program adds to its state: gen, select, roles, constants, and their concatenation.
+"""What programs write: gen, select, roles, media, reasoning.
 
 Names and arguments are those of SGLang's frontend, so that its programs run with only the import changed.
 Every argument is checked here, when the expression is made.
@@ -7,123 +7,33 @@ Every argument is checked here, when the expression is made.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from pathlib import Path
+from typing import Any, Final
 
 from sglbatch.errors import SglbatchError
-from sglbatch.lang.sampling import SamplingOverride, stop_strings
+from sglbatch.lang.choices_methods import method_of
+from sglbatch.lang.expressions import (
+    Attachment,
+    Concat,
+    Gen,
+    RoleBegin,
+    RoleEnd,
+    Select,
+    Separate,
+    TemplateError,
+    atoms,
+    check_name,
+)
+from sglbatch.lang.media import read_media
+from sglbatch.lang.reasoning import check_model_type
+from sglbatch.lang.sampling import SamplingOverride, patterns, stop_strings, token_ids
 from sglbatch.lang.vartypes import DTYPE_REGEX
 from sglbatch.types import Constraint, VarType
 
-RESERVED_NAMES: Final = frozenset({"_error", "_usage", "_finish", "_return"})
-"""Columns of the output that are ours."""
-
 DTYPE_NAMES: Final = {int: "int", float: "float", bool: "bool", str: "str"}
 
-
-class TemplateError(SglbatchError):
-    """A mistake in the template itself: every row would fail alike, so it ends the job before it starts."""
-
-
-class Expr:
-    """Anything that can be added to a state; ``+`` puts two after each other."""
-
-    __slots__ = ()
-
-    def __add__(self, other: object) -> Concat:
-        return concatenate(self, other)
-
-    def __radd__(self, other: object) -> Concat:
-        return concatenate(other, self)
-
-
-@dataclass(frozen=True, slots=True)
-class Constant(Expr):
-    """Text of the author's, put into the prompt as it is."""
-
-    text: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Gen(Expr):
-    """Generate text into the variable ``name`` (None: into the text only)."""
-
-    name: str | None
-    sampling: SamplingOverride
-    constraint: Constraint | None
-    var_type: VarType
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Select(Expr):
-    """Append the likeliest (or, with a temperature, a sampled) choice."""
-
-    name: str | None
-    choices: tuple[str, ...]
-    temperature: float
-
-
-@dataclass(frozen=True, slots=True)
-class RoleBegin(Expr):
-    """Opens a message; the chat template says with which text."""
-
-    role: str
-
-
-@dataclass(frozen=True, slots=True)
-class RoleEnd(Expr):
-    """Closes the open message."""
-
-    role: str
-
-
-@dataclass(frozen=True, slots=True)
-class Concat(Expr):
-    """Expressions one after the other."""
-
-    items: tuple[Atom, ...]
-
-
-Atom: TypeAlias = Constant | Gen | Select | RoleBegin | RoleEnd
-
-
-def atoms(value: object) -> tuple[Atom, ...]:
-    """What can be added to a state, as single expressions in order.
-
-    Raises:
-        SglbatchError: ``null-text`` for None, ``not-text`` for anything else that is no text.
-    """
-    if isinstance(value, Concat):
-        return value.items
-    if isinstance(value, (Constant, Gen, Select, RoleBegin, RoleEnd)):
-        return (value,)
-    if isinstance(value, str):
-        return (Constant(value),)
-    if value is None:
-        raise SglbatchError("null-text", "None was added to the text", hint="test the value before adding it")
-    raise SglbatchError(
-        "not-text",
-        f"a value of type {type(value).__name__} was added to the text",
-        hint="turn it into text with str(...) or an f-string",
-    )
-
-
-def concatenate(left: object, right: object) -> Concat:
-    return Concat(atoms(left) + atoms(right))
-
-
-def check_name(name: str | None) -> None:
-    """A variable's name must be a non-empty string and no column of ours."""
-    if name is None:
-        return
-    if not isinstance(name, str) or not name:
-        raise SglbatchError("invalid-argument", f"a variable's name must be a non-empty string, not {name!r}")
-    if name in RESERVED_NAMES:
-        raise TemplateError(
-            "reserved-name",
-            f"the variable name {name!r} is taken by a column of the output",
-            hint=f"call it {name.lstrip('_')!r}",
-        )
+_NOTHING_TO_A_SELECT: Final = frozenset({"max_tokens", "temperature", "stop"})
+"""Arguments of a gen that its ``choices`` may come with: temperature is the select's, the others say nothing there."""
 
 
 def gen(  # noqa: PLR0917  the language's own order
@@ -155,27 +65,27 @@ def gen(  # noqa: PLR0917  the language's own order
 
     Args:
         name: variable that receives the text; None keeps it in the text only.
+        min_tokens: nothing ends the text before so many tokens.
+        n: answers to draw; above 1 the variable is a list, and the text goes on with the first.
         stop: strings that end the text; they are not part of it.
+        stop_token_ids: tokens that end the text; they are not part of it.
+        stop_regex: patterns of Python's ``re``; the text ends before the first match.
+        frequency_penalty, presence_penalty: -2 to 2; taken off the logits of tokens that were generated before, for
+            each time or once.
+        ignore_eos: go on to max_tokens whatever the model says; a constraint or a stop still ends the text.
+        return_logprob: ``get_meta_info(name)`` gets ``output_token_logprobs``: (log-probability, token id, text or
+            None) of every generated token, under the model's own distribution.
+        logprob_start_len: also ``input_token_logprobs``, from this token of the prompt on.
+        top_logprobs_num: also ``output_top_logprobs``: so many of the likeliest tokens in each place.
+        return_text_in_logprobs: with the tokens' text.
         dtype: int, float, bool or str (quoted): constrains the text; the variable stays text, its column is typed.
+        choices_method: see ``select``.
         regex: the whole text must match.
 
     Raises:
         SglbatchError: ``unsupported-argument`` or ``invalid-argument``.
     """
-    _refuse(
-        min_tokens=min_tokens,
-        n=None if n == 1 else n,
-        stop_token_ids=stop_token_ids,
-        stop_regex=stop_regex,
-        frequency_penalty=frequency_penalty,
-        presence_penalty=presence_penalty,
-        ignore_eos=ignore_eos,
-        return_logprob=return_logprob,
-        logprob_start_len=logprob_start_len,
-        top_logprobs_num=top_logprobs_num,
-        return_text_in_logprobs=return_text_in_logprobs,
-        json_schema=json_schema,
-    )
+    _refuse(json_schema=json_schema)
     sampling = SamplingOverride(
         max_tokens=max_tokens,
         temperature=temperature,
@@ -183,11 +93,24 @@ def gen(  # noqa: PLR0917  the language's own order
         top_k=top_k,
         min_p=min_p,
         stop=stop_strings(stop),
+        min_tokens=min_tokens,
+        n=n,
+        stop_token_ids=token_ids(stop_token_ids),
+        stop_regex=patterns(stop_regex),
+        frequency_penalty=frequency_penalty,
+        presence_penalty=presence_penalty,
+        ignore_eos=ignore_eos,
+        return_logprob=return_logprob,
+        logprob_start_len=logprob_start_len,
+        top_logprobs_num=top_logprobs_num,
+        return_text_in_logprobs=return_text_in_logprobs,
     )
     if choices is not None:
-        _exclusive("choices", regex=regex, dtype=dtype, top_p=top_p, top_k=top_k, min_p=min_p)
+        given = {name: value for name, value in sampling.given().items() if name not in _NOTHING_TO_A_SELECT}
+        _exclusive("choices", regex=regex, dtype=dtype, **given)
         return select(name, choices, 0.0 if temperature is None else temperature, choices_method)
-    _refuse(choices_method=choices_method)
+    if choices_method is not None:
+        raise SglbatchError("invalid-argument", "choices_method belongs to choices", hint="give choices=[...] too")
     check_name(name)
     constraint, var_type = _constraint(regex, dtype)
     return Gen(name=name, sampling=sampling, constraint=constraint, var_type=var_type)
@@ -209,12 +132,17 @@ def select(
     temperature: float = 0.0,
     choices_method: object = None,
 ) -> Select:
-    """Append one of ``choices``, scored exactly: the likeliest, or a sample where ``temperature`` is above 0.
+    """Append one of ``choices``: the likeliest, or a sample where ``temperature`` is above 0.
+
+    Args:
+        choices_method: ``sgl.exact`` (the default) compares the choices' whole probabilities, and its temperature draws
+            among them. ``sgl.token_length_normalized``, ``sgl.greedy_token_selection`` and
+            ``sgl.unconditional_likelihood_normalized`` decide as SGLang does, without temperature.
 
     Raises:
-        SglbatchError: ``invalid-argument``; ``unsupported-argument`` for a choices_method other than "exact".
+        SglbatchError: ``invalid-argument``.
     """
-    _refuse(choices_method=None if choices_method == "exact" else choices_method)
+    method = method_of(choices_method)
     check_name(name)
     if choices is None or isinstance(choices, str) or not choices:
         raise SglbatchError(
@@ -233,7 +161,13 @@ def select(
     if repeated is not None:
         raise SglbatchError("invalid-argument", f"the choice {repeated!r} is listed twice")
     SamplingOverride(temperature=temperature)
-    return Select(name=name, choices=tuple(choices), temperature=float(temperature))
+    if temperature > 0 and method != "exact":
+        raise SglbatchError(
+            "invalid-argument",
+            f"choices_method={method} takes no temperature, not {temperature!r}",
+            hint="leave choices_method out to draw from the choices' exact probabilities",
+        )
+    return Select(name=name, choices=tuple(choices), temperature=float(temperature), method=method)
 
 
 def _constraint(regex: str | None, dtype: type | str | None) -> tuple[Constraint | None, VarType]:
@@ -269,6 +203,51 @@ def _refuse(**arguments: object) -> None:
             raise TemplateError(
                 "unsupported-argument", f"the argument {name}={value!r} is not supported", hint=f"leave {name} out"
             )
+
+
+# --- media and reasoning -----------------------------------------------------------------------
+
+
+def image(path: str | Path | bytes) -> Attachment:
+    """An image in this place: a file, or its bytes.
+
+    Raises:
+        SglbatchError: ``media-not-found``.
+    """
+    return Attachment(read_media("image", path))
+
+
+def video(path: str | Path | bytes, num_frames: int) -> Attachment:
+    """``num_frames`` frames of a video in this place.
+
+    Raises:
+        SglbatchError: ``media-not-found``, ``invalid-argument``.
+    """
+    if not isinstance(num_frames, int) or num_frames < 1:
+        raise SglbatchError("invalid-argument", f"num_frames must be a whole number above 0, not {num_frames!r}")
+    return Attachment(read_media("video", path, num_frames=num_frames))
+
+
+def separate_reasoning(expr: object = None, model_type: str | None = None) -> Concat:
+    """Gens of a model that thinks aloud: each variable keeps the answer, NAME_reasoning_content gets the reasoning.
+
+    The reasoning is taken out of the text too, so what follows does not see it.
+
+    Args:
+        model_type: which marks surround the reasoning, see ``reasoning.MARKS``.
+
+    Raises:
+        SglbatchError: ``invalid-argument``.
+    """
+    marks = check_model_type(model_type)
+    items = []
+    for item in atoms(expr):
+        items.append(item)
+        if isinstance(item, (Gen, Select)):
+            if item.name is None:
+                raise SglbatchError("invalid-argument", "separate_reasoning needs gens with names")
+            items.append(Separate(item.name, marks))
+    return Concat(tuple(items))
 
 
 # --- roles -------------------------------------------------------------------------------------

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from sglbatch.errors import CallError, SglbatchError
+from sglbatch.lang.abstract import Abstract, TraceStop
 from sglbatch.lang.calls import Answer, Call, ModelCall, OutsideAnswer, OutsideCall, ProgramError
 from sglbatch.lang.environment import Environment
+from sglbatch.lang.expressions import TemplateError
 from sglbatch.lang.guard import Guard, strip_guard
+from sglbatch.lang.meta_info import TokenText
 from sglbatch.lang.outcome import Outcome, describe, outcome_of, template_line
-from sglbatch.lang.primitives import TemplateError
 from sglbatch.lang.sampling import Sampling, SamplingOverride
 from sglbatch.lang.state import ProgramState
 from sglbatch.lang.stream import Stream
@@ -26,6 +28,21 @@ if TYPE_CHECKING:
     from sglbatch.lang.function import SglFunction
 
 NO_OVERRIDE = SamplingOverride()
+
+
+class Tracer(Protocol):
+    """Watches a program that runs on abstract values."""
+
+    def wrap(self, value: Any) -> Any:
+        """What the program may read instead of ``value``."""
+
+
+class Feed(Protocol):
+    """What a program that is read while it runs needs of its driver."""
+
+    def step(self) -> object: ...
+
+    def partial_text(self, program_id: int, path: CallPath) -> str: ...
 
 
 class ProgramGreenlet(greenlet):  # type: ignore[misc]  # greenlet is not typed here
@@ -74,6 +91,10 @@ class Program:
         self.template_error: TemplateError | None = None
         self.exception: BaseException | None = None
         self.parked = False
+        self.tracer: Tracer | None = None
+        """Set before the start where the program is only traced."""
+        self.feed: Feed | None = None
+        """The driver, for a reader outside who waits; None where nobody may."""
         self.turn = 0
         self.returned: Any = None
         self._keep_state = keep_state
@@ -106,6 +127,11 @@ class Program:
         self.environment = environment
         self.guard = guard
         self._run()
+
+    @property
+    def streams(self) -> Sequence[Stream]:
+        """The root's, and those of its branches in the order in which they were made."""
+        return self._streams
 
     def take_calls(self) -> list[Call]:
         """The calls asked for since this was last read."""
@@ -214,6 +240,8 @@ class Program:
         self.function_ended = True
 
     def _protect_argument(self, name: str, value: Any) -> Any:
+        if isinstance(value, Abstract):
+            return value
         try:
             return self.guard.protect(value)
         except CallError as error:
@@ -243,23 +271,51 @@ class Program:
         self.turn += 1
         if ready():
             return
-        current = getcurrent()
-        if self._greenlet is not None and current is self._greenlet:
+        if self.is_inside:
             if self._closing:
                 raise GreenletExit
             self._ready = ready
-            current.parent.switch()
-        else:
+            getcurrent().parent.switch()
+            return
+        while not ready() and not self.done:
+            self.step()
+
+    @property
+    def is_inside(self) -> bool:
+        """The caller is the program's own function."""
+        return self._greenlet is not None and getcurrent() is self._greenlet
+
+    def step(self) -> None:
+        """Go on, for a reader outside of a program that was started with ``stream=True``."""
+        if self.feed is None or current_program() is not None:
             raise SglbatchError(
                 "foreign-state",
                 "this state belongs to a program that is not running here",
                 hint="read a state inside its own function, or after run() has returned it",
             )
+        if not self.done:
+            self.feed.step()
+
+    def traced(self, value: Any) -> Any:
+        """What the function reads: the value, or in a trace an abstract one."""
+        return value if self.tracer is None else self.tracer.wrap(value)
+
+    def no_trace(self, what: str) -> None:
+        """Raises TraceStop in a trace, which cannot know what the program gets."""
+        if self.tracer is not None:
+            raise TraceStop(what)
+
+    def partial_text(self, stream: Stream) -> str:
+        """What is there of the answer that a stream waits for; "" unless the backend tells."""
+        if self.feed is None or self.done or stream.waiting is None:
+            return ""
+        return self.feed.partial_text(self.program_id, (*stream.path, stream.waiting.index))
 
     def call_outside(self, function: Callable[..., Any], args: tuple[Any, ...], timeout_s: float) -> Any:
         """Ask for an outside call and wait for its value; raises ProgramError where it fails."""
         root = self._streams[0]
         self.count_call()
+        self.no_trace(f"calls {function.__qualname__} outside")
         name = f"{function.__module__}.{function.__qualname__}"
         path = (root.take_index(),)
         call = OutsideCall(path, name, function, strip_guard(args), timeout_s)
@@ -275,8 +331,8 @@ class Program:
             raise ProgramError(answer.error)
         return self.guard.protect(answer.value)
 
-    def count_call(self) -> None:
-        self.num_calls += 1
+    def count_call(self, number: int = 1) -> None:
+        self.num_calls += number
         if self.num_calls > self.environment.max_calls:
             raise SglbatchError(
                 "too-many-calls",
@@ -293,13 +349,22 @@ class Program:
             self._handled.discard(id(error))
 
     @property
+    def token_text(self) -> TokenText:
+        return self.environment.token_text
+
+    @property
+    def ahead_tokens(self) -> int | None:
+        return self.function.num_api_spec_tokens
+
+    @property
     def rng(self) -> random.Random:
+        self.no_trace("draws random numbers")
         if self._rng is None:
             self._rng = random.Random(f"{self.environment.seed} {self.row_key}")
         return self._rng
 
     def new_stream(self, path: tuple[int, ...]) -> Stream:
-        stream = Stream(self, path)
+        stream = Stream(self, path, log=None if self.tracer is None else [])
         self._streams.append(stream)
         return stream
 
@@ -335,7 +400,7 @@ class Program:
         assert isinstance(answer, Result)
         if answer.error is not None and answer.error.call is None and name:
             answer = replace(answer, error=replace(answer.error, call=name))
-        stream.answer(answer, position)
+        stream.answer(path, answer, position)
         self.touch(stream)
 
     def _changed(self, call: Call) -> ErrorInfo:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import copy
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, cast, get_args
 
 from sglbatch.errors import SglbatchError
 from sglbatch.lang.calls import ProgramError
+from sglbatch.lang.expressions import RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, check_name
 from sglbatch.lang.guard import strip_guard
+from sglbatch.lang.operations import JoinMode
 from sglbatch.lang.outcome import Outcome
-from sglbatch.lang.primitives import RoleBegin, RoleEnd, check_name, role
+from sglbatch.lang.primitives import role
 from sglbatch.lang.sampling import SamplingOverride
-from sglbatch.lang.stream import JoinMode, Stream, Variable
+from sglbatch.lang.stream import Stream
+from sglbatch.lang.variables import Variable
 from sglbatch.lang.writer import Session, Writer
 from sglbatch.types import ErrorInfo
 
@@ -29,6 +34,17 @@ class RunningProgram(Session, Protocol):
 
     def handled(self, error: ErrorInfo) -> None: ...
 
+    def step(self) -> None: ...
+
+    def traced(self, value: Any) -> Any: ...
+
+    def no_trace(self, what: str) -> None: ...
+
+    def partial_text(self, stream: Stream) -> str: ...
+
+    @property
+    def is_inside(self) -> bool: ...
+
     @property
     def rng(self) -> random.Random: ...
 
@@ -36,10 +52,17 @@ class RunningProgram(Session, Protocol):
 class ProgramState:
     """Text and variables of one branch. ``+=`` never waits; reading a value waits until it is there."""
 
-    def __init__(self, program: RunningProgram, writer: Writer, defaults: SamplingOverride) -> None:
+    def __init__(
+        self,
+        program: RunningProgram,
+        writer: Writer,
+        defaults: SamplingOverride,
+        group: ForkGroup | None = None,
+    ) -> None:
         self._program = program
         self._writer = writer
         self._defaults = defaults
+        self._group = group
         self.ret_value: Any = None
         """What the function returned, once it has."""
 
@@ -83,6 +106,15 @@ class ProgramState:
         yield
         self._writer.add(RoleEnd(name), self._defaults)
 
+    @contextmanager
+    def var_scope(self, name: str) -> Iterator[None]:
+        """``with s.var_scope("x"): ...``: the variable is all the text that is added inside."""
+        self._check_running()
+        check_name(name)
+        self._writer.add(ScopeBegin(name), self._defaults)
+        yield
+        self._writer.add(ScopeEnd(name), self._defaults)
+
     def fork(self, size: int = 1, position_ids_offset: object = None) -> ForkGroup:
         """``size`` branches that begin where this state stands.
 
@@ -96,9 +128,20 @@ class ProgramState:
             raise SglbatchError("invalid-argument", f"fork needs at least one branch, not {size!r}")
         return ForkGroup(self._writer, [self._with(writer) for writer in self._writer.fork(size)])
 
-    def copy(self) -> ProgramState:
-        """A fork of one."""
-        return self.fork(1)[0]
+    def copy(self, position_ids_offset: object = None) -> ProgramState:
+        """A fork of one. ``with s.copy() as branch: ...`` joins it at the end, gathering its variables."""
+        group = self.fork(1, position_ids_offset)
+        group[0]._group = group
+        return group[0]
+
+    def __enter__(self) -> ProgramState:
+        if self._group is None:
+            raise SglbatchError("invalid-argument", "only a copy can be used in a with statement", hint="s.copy()")
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None and self._group is not None:
+            self._group.join()
 
     def _with(self, writer: Writer) -> ProgramState:
         return ProgramState(self._program, writer, self._defaults)
@@ -124,12 +167,15 @@ class ProgramState:
             return assigned.value
         return self._readable(self._variable(name))
 
-    def get_meta_info(self, name: str) -> dict[str, Any]:
-        """Token counts and finish reason of the call that set ``name``; a select's ``choice_logprobs``."""
+    def get_meta_info(self, name: str) -> Any:
+        """What is known of the call that set ``name``, a dict: token counts, finish reason, log-probabilities where it
+        asked for them, what a select compared. A list of dicts for n > 1. See docs/language.md.
+        """
         meta = self._variable(name).meta
+        self._program.no_trace(f"reads the meta info of {name!r}")
         if meta is None:
             raise SglbatchError("unknown-variable", f"the variable {name!r} was not set by one gen or select")
-        return dict(meta)
+        return copy.deepcopy(meta)
 
     def __contains__(self, name: str) -> bool:
         self._program.wait(lambda: self._stream.settled(name))
@@ -168,6 +214,45 @@ class ProgramState:
         info = stream.error or (self._program.outcome.error if self._program.done else None)
         return None if info is None else ProgramError(info)
 
+    def text_iter(self, var_name: str | None = None) -> Iterator[str]:
+        """The text, or a variable's, piece by piece. After ``run(stream=True)`` pieces come as they are generated.
+
+        Raises:
+            CallError: what the pieces come from failed; SglbatchError ``unknown-variable``.
+        """
+        sent = ""
+        while True:
+            text, complete = self._so_far(var_name)
+            if len(text) > len(sent):
+                yield text[len(sent) :]
+                sent = text
+            if complete:
+                break
+            self._program.step()
+        if var_name is None:
+            self.sync()
+        else:
+            self.get_var(var_name)
+
+    async def text_async_iter(self, var_name: str | None = None) -> AsyncIterator[str]:
+        """``text_iter`` for a coroutine: other tasks run between the backend's steps."""
+        for piece in self.text_iter(var_name):
+            yield piece
+            await asyncio.sleep(0)
+
+    def _so_far(self, var_name: str | None) -> tuple[str, bool]:
+        """What there is of the text or the variable, and whether it is all."""
+        if self._program.is_inside:
+            return (self.text() if var_name is None else str(self.get_var(var_name))), True
+        stream, ended = self._stream, self._program.done
+        failed = ended or stream.error is not None
+        if var_name is None:
+            return self._text(0, None) + self._program.partial_text(stream), failed
+        if var_name in stream.variables and (stream.settled(var_name) or ended):
+            return str(self._readable(stream.variables[var_name])), True
+        asked = stream.waiting is not None and stream.waiting.name == var_name
+        return self._program.partial_text(stream) if asked else "", failed
+
     @property
     def rng(self) -> random.Random:
         """Random numbers that depend on the job's seed and the row only."""
@@ -189,16 +274,18 @@ class ProgramState:
         raise SglbatchError("unknown-variable", f"there is no variable {name!r} here; there are: {known}")
 
     def _readable(self, variable: Variable) -> Any:
-        if self._program.done:
+        if not self._program.is_inside:
             return variable.value if variable.generated else strip_guard(variable.value)
-        return self._program.guard.protect(variable.value) if variable.generated else variable.value
+        value = self._program.guard.protect(variable.value) if variable.generated else variable.value
+        return self._program.traced(value)
 
     def _text(self, start: int, end: int | None) -> str:
         pieces = self._stream.pieces[start:end]
-        if self._program.done:
+        if not self._program.is_inside:
             return "".join(text if generated else strip_guard(text) for text, generated in pieces)
         guard = self._program.guard
-        return "".join(guard.protect(text) if generated else text for text, generated in pieces)
+        text = "".join(guard.protect(text) if generated else text for text, generated in pieces)
+        return str(self._program.traced(text))
 
     def _raise_error(self) -> None:
         info = self._stream.error or self._program.outcome.error

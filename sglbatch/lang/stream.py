@@ -3,90 +3,57 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 from sglbatch.errors import CallError
 from sglbatch.lang.calls import Choices, ModelCall
-from sglbatch.lang.guard import Guard
-from sglbatch.lang.vartypes import list_of, merge_types, type_of_value
-from sglbatch.types import CallPath, ErrorInfo, Generate, Ids, Result, Segment, Text, VarType
-
-JoinMode: TypeAlias = Literal["gather_variable", "concate_and_append"]
-
-
-# --- operations --------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Append:
-    """Constant text. ``turn``: how often the program had read something when it was added."""
-
-    text: Text
-    turn: int
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """A message's content begins (a role) or ends (None) here."""
-
-    role: str | None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Ask:
-    """A gen or a select. ``index``: its place among the stream's calls and forks."""
-
-    index: int
-    turn: int
-    name: str | None
-    question: Generate | Choices
-    var_type: VarType
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Assign:
-    """``s[name] = value`` behind operations that may set the same name."""
-
-    name: str
-    value: Any
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Fork:
-    children: tuple[Stream, ...]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Join:
-    children: tuple[Stream, ...]
-    mode: JoinMode
-
-
-Operation: TypeAlias = Append | Mark | Ask | Assign | Fork | Join
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Variable:
-    """A value of the program.
-
-    Args:
-        generated: straight from the model, not yet guarded.
-        joined: a list made by a join; a later join of the same name extends it.
-    """
-
-    value: Any
-    var_type: VarType
-    finish: str | None = None
-    meta: dict[str, Any] | None = None
-    generated: bool = False
-    joined: bool = False
+from sglbatch.lang.guard import Guard, strip_guard
+from sglbatch.lang.meta_info import TokenText, meta_info
+from sglbatch.lang.operations import (
+    Append,
+    Ask,
+    Assign,
+    Attach,
+    CloseScope,
+    Fork,
+    Join,
+    Mark,
+    OpenScope,
+    Operation,
+    SplitReasoning,
+    names_set,
+    reasoning_name,
+)
+from sglbatch.lang.reasoning import split_reasoning
+from sglbatch.lang.variables import Variable, extended, gathered, worst_finish
+from sglbatch.lang.vartypes import type_of_value
+from sglbatch.types import (
+    CallPath,
+    ErrorInfo,
+    Generate,
+    Ids,
+    NextAsk,
+    Result,
+    Segment,
+    Text,
+    TextCall,
+    TextChoices,
+)
 
 
 class Host(Protocol):
     """What a stream needs of its program."""
 
     guard: Guard
+
+    @property
+    def token_text(self) -> TokenText:
+        """Gives the text of a token id."""
+
+    @property
+    def ahead_tokens(self) -> int | None:
+        """See ``types.TextCall``."""
 
     def ask(self, stream: Stream, call: ModelCall) -> None:
         """Take the call; the answer comes through ``Stream.answer``, at once where it is known."""
@@ -106,7 +73,8 @@ class _Message:
 class Stream:
     """State of one branch: prompt segments, variables, and the operations still to come.
 
-    ``lost`` are the variables that will never be set because the stream has failed.
+    ``lost`` are the variables that will never be set because the stream has failed; ``log`` keeps all that was added
+    where the program is traced; ``answers`` are those of a gen with n > 1 so far.
     Layout of ``pieces``: one entry for each stretch of text, (text, generated); ``segments`` is the same as the
     prompt's segments, with generated text as its token ids. Both start with what the parent had at the fork.
     """
@@ -125,12 +93,18 @@ class Stream:
     num_joins: int = 0
     num_indices: int = 0
     waiting: Ask | None = None
+    log: list[Operation] | None = None
+    answers: dict[CallPath, Result] = field(default_factory=dict)
+    scopes: dict[str, int] = field(default_factory=dict)
+    answer_segment: int = 0
     position: int | None = None
     error: ErrorInfo | None = None
     lost: set[str] = field(default_factory=set)
     joiner: Stream | None = None
     fork_segment: int = 0
     fork_piece: int = 0
+    ahead: deque[Result] = field(default_factory=deque)
+    known: Result | None = None
 
     # --- adding operations ---
 
@@ -140,11 +114,12 @@ class Stream:
 
     def add(self, operation: Operation) -> None:
         """Queue one operation. On a failed stream it is taken back at once: nothing can follow the failure."""
-        if isinstance(operation, Ask) and operation.name is not None:
-            self.queued_names[operation.name] += 1
-            self.last_assign.pop(operation.name, None)
-        elif isinstance(operation, Assign):
-            self.queued_names[operation.name] += 1
+        if self.log is not None:
+            self.log.append(operation)
+        for name in names_set(operation):
+            self.queued_names[name] += 1
+            self.last_assign.pop(name, None)
+        if isinstance(operation, Assign):
             self.last_assign[operation.name] = operation
         elif isinstance(operation, Join):
             self.num_joins += 1
@@ -190,8 +165,17 @@ class Stream:
         match operation:
             case Append(text=text):
                 self._append(text)
+            case Attach(media=media):
+                self.segments.append(Ids(media.key_ids))
             case Mark(role=role):
                 self._mark(role)
+            case OpenScope(name=name):
+                self.scopes[name] = len(self.pieces)
+            case CloseScope(name=name):
+                self._name_done(name)
+                self.assign(name, self._text_since(self.scopes.pop(name)))
+            case SplitReasoning(name=name, model_type=model_type):
+                self._split_reasoning(name, model_type)
             case Assign(name=name, value=value):
                 self._name_done(name)
                 self.assign(name, value)
@@ -231,16 +215,87 @@ class Stream:
                 choices=question.choices,
                 temperature=question.temperature,
                 specials=question.specials,
-                following=self._following(ask.turn),
+                following=self._following(ask.turn) if question.method == "exact" else (),
+                method=question.method,
             )
-        call = ModelCall(
-            path=(*self.path, ask.index),
+        if ask.n > 1:
+            self.ahead.clear()
+        known = self._take_ahead()
+        prompt = tuple(self.segments)
+        for path in self.paths(ask):
+            if self.waiting is not ask:
+                break  # one of its answers was known, and an error
+            call = ModelCall(
+                path=path,
+                name=ask.name or "",
+                prompt=prompt,
+                question=question,
+                position=self.position,
+                as_text=lambda: self._text_call(ask),
+                known=known,
+            )
+            self.host.ask(self, call)
+
+    def paths(self, ask: Ask) -> list[CallPath]:
+        """One for each of the n answers; the first has the path it would have alone."""
+        first = (*self.path, ask.index)
+        return [first, *((*first, i) for i in range(1, ask.n))]
+
+    def _take_ahead(self) -> Result | None:
+        self.known = self.ahead.popleft() if self.ahead else None
+        return self.known
+
+    def _text_call(self, ask: Ask) -> TextCall:
+        """The call as messages and text, with what the template has behind it.
+
+        Raises:
+            CallError: ``text-outside-messages``.
+        """
+        messages: list[tuple[str, str]] = []
+        end = 0
+        for message in self.messages:
+            outside = self._plain(end, message.start)
+            end = len(self.pieces) if message.end is None else message.end
+            if outside.strip():
+                raise CallError(
+                    "text-outside-messages",
+                    f"a chat model cannot be given text outside of messages: {outside.strip()[:40]!r}",
+                    hint="put it into sgl.system(...), sgl.user(...) or sgl.assistant(...)",
+                )
+            messages.append((message.role, self._plain(message.start, end)))
+        chat = bool(self.messages)
+        if chat and self.messages[-1].end is not None:
+            raise CallError(
+                "text-outside-messages",
+                "a chat model answers inside a message: this gen or select is outside of one",
+                hint='s += sgl.assistant(sgl.gen("answer"))',
+            )
+        return TextCall(
+            chat=chat,
+            messages=tuple(messages[:-1]),
+            prefix=messages[-1][1] if chat else self._plain(0, len(self.pieces)),
             name=ask.name or "",
-            prompt=tuple(self.segments),
-            question=question,
-            position=self.position,
+            question=_as_text(ask.question),
+            following=tuple(self._behind()) if ask.n == 1 else (),
+            ahead_tokens=self.host.ahead_tokens,
         )
-        self.host.ask(self, call)
+
+    def _plain(self, start: int, end: int) -> str:
+        return "".join(text if generated else strip_guard(text) for text, generated in self.pieces[start:end])
+
+    def _behind(self) -> list[str | NextAsk]:
+        """What is queued behind the current call, up to the end of the message, a branch or a join."""
+        behind: list[str | NextAsk] = []
+        for operation in self.queue:
+            if isinstance(operation, Append):
+                behind.append(strip_guard(operation.text.text))
+            elif isinstance(operation, Ask):
+                if operation.n > 1:
+                    break
+                behind.append(NextAsk(name=operation.name or "", question=_as_text(operation.question)))
+            elif not isinstance(operation, Assign):
+                break
+        return behind
 
     def _following(self, turn: int) -> tuple[Text, ...]:
         """Constant text right behind the current call that was added before the program next read something.
@@ -257,34 +312,44 @@ class Stream:
 
     # --- answers ---
 
-    def answer(self, result: Result, position: int | None) -> None:
-        """Take the result of the call that is waited for; ``advance`` goes on from there."""
+    def answer(self, path: CallPath, result: Result, position: int | None) -> None:
+        """Take the result of a call that is waited for; after the last one ``advance`` goes on from there."""
         ask = self.waiting
-        assert ask is not None, "an answer for a stream that waits for none"
+        if ask is None:
+            assert self.error is not None, "an answer for a stream that waits for none"
+            return  # another of its n answers was an error
+        if result.error is None and len(self.answers) + 1 < ask.n:
+            self.answers[path] = result
+            return
+        self.answers[path] = result
+        results = [self.answers[p] for p in self.paths(ask) if p in self.answers]
+        self.answers.clear()
         self.waiting = None
+        if result is not self.known:
+            self.ahead = deque(result.ahead)
         if position is not None:
             self.position = position
         if result.error is not None:
             self.fail(result.error)
             return
-        value = (
-            self._take_choice(ask.question, result) if isinstance(ask.question, Choices) else self._take_text(result)
-        )
+        value = self._take(ask.question, results[0])
         if ask.name is None:
             return
         self._name_done(ask.name)
-        meta: dict[str, Any] = {
-            "prompt_tokens": result.usage.prompt_tokens,
-            "completion_tokens": result.usage.generated_tokens,
-            "finish_reason": {"type": result.finish_reason},
-        }
-        if result.choice_logprobs is not None and isinstance(ask.question, Choices):
-            meta["choice_logprobs"] = dict(zip(ask.question.choices, result.choice_logprobs, strict=True))
-        generated = isinstance(ask.question, Generate)
-        self.set(
-            ask.name,
-            Variable(value=value, var_type=ask.var_type, finish=result.finish_reason, meta=meta, generated=generated),
+        token_text = self.host.token_text if ask.with_text else None
+        metas = [meta_info(ask.question, one, token_text) for one in results]
+        variable = Variable(
+            value=value if ask.n == 1 else [one.text for one in results],
+            var_type=ask.var_type,
+            finish=worst_finish([one.finish_reason for one in results]),
+            meta=metas[0] if ask.n == 1 else metas,
+            generated=isinstance(ask.question, Generate),
         )
+        self.set(ask.name, variable)
+
+    def _take(self, question: Generate | Choices, result: Result) -> str:
+        self.answer_segment = len(self.segments)
+        return self._take_choice(question, result) if isinstance(question, Choices) else self._take_text(result)
 
     def _take_text(self, result: Result) -> str:
         self.segments.append(Ids(result.output_ids))
@@ -295,9 +360,31 @@ class Stream:
 
     def _take_choice(self, question: Choices, result: Result) -> str:
         assert result.choice is not None, "a select's result names no choice"
-        choice = question.choices[result.choice]
+        choice = result.text or question.choices[result.choice]  # a trace's choice is a text of its own
         self._append(Text(choice, question.specials))
         return choice
+
+    def _split_reasoning(self, name: str, model_type: str) -> None:
+        """The answer alone stays in the text: as text, since its tokens need not begin where the answer does."""
+        reasoning = reasoning_name(name)
+        self._name_done(name)
+        self._name_done(reasoning)
+        variable = self.variables[name]
+        texts = variable.value if isinstance(variable.value, list) else [variable.value]
+        parts = [split_reasoning(text, model_type) for text in texts]
+        is_list = isinstance(variable.value, list)
+        for target, values in ((name, [answer for _, answer in parts]), (reasoning, [thought for thought, _ in parts])):
+            self.set(target, replace(variable, value=values if is_list else values[0]))
+        answer = parts[0][1]
+        if variable.generated and answer != texts[0]:
+            del self.segments[self.answer_segment :]
+            self.segments.append(Text(answer))
+            self.pieces[-1] = (answer, True)
+
+    def _text_since(self, piece: int) -> str:
+        """The text from a piece on, as data that may go back into a prompt."""
+        protect = self.host.guard.protect
+        return "".join(protect(text) if generated else text for text, generated in self.pieces[piece:])
 
     def assign(self, name: str, value: Any) -> None:
         self.set(name, Variable(value=value, var_type=type_of_value(value)))
@@ -373,15 +460,7 @@ class Stream:
         names = list(dict.fromkeys(name for child in children for name in child.written))
         for name in names:
             found = [child.variables[name] if name in child.written else None for child in children]
-            values = [None if v is None else self._readable(v) for v in found]
-            present = [v for v in found if v is not None]
-            var_type = present[0].var_type
-            for variable in present[1:]:
-                var_type = merge_types(var_type, variable.var_type)
-            finishes = [v.finish for v in present if v.finish is not None]
-            finish = "length" if "length" in finishes else next(iter(finishes), None)
-            joined = Variable(value=values, var_type=list_of(var_type), finish=finish, joined=True)
-            self.set(name, _extended(self.variables.get(name), joined))
+            self.set(name, extended(self.variables.get(name), gathered(found, self._readable)))
 
     def _readable(self, variable: Variable) -> Any:
         return self.host.guard.protect(variable.value) if variable.generated else variable.value
@@ -392,14 +471,7 @@ class Stream:
         self.pieces.extend(child.pieces[child.fork_piece :])
 
 
-def _extended(before: Variable | None, joined: Variable) -> Variable:
-    """A joined variable behind the results of an earlier join of the same name."""
-    if before is None or not before.joined:
-        return joined
-    finish = "length" if "length" in (before.finish, joined.finish) else joined.finish or before.finish
-    return Variable(
-        value=[*before.value, *joined.value],
-        var_type=merge_types(before.var_type, joined.var_type),
-        finish=finish,
-        joined=True,
-    )
+def _as_text(question: Generate | Choices) -> Generate | TextChoices:
+    if isinstance(question, Generate):
+        return question
+    return TextChoices(choices=tuple(map(str, strip_guard(question.choices))), temperature=question.temperature)

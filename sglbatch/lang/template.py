@@ -157,7 +157,13 @@ def load_template(path: Path, *, program: str | None = None, params: Mapping[str
     files = _local_files(module, path.parent)
     constants = {name: _constant(text) for name, text in (params or {}).items()}
     names = [parameter.name for parameter in found.parameters]
-    function = SglFunction(found.function, defaults=found.defaults, bound=found.bound, source_files=files)
+    function = SglFunction(
+        found.function,
+        defaults=found.defaults,
+        bound=found.bound,
+        source_files=files,
+        num_api_spec_tokens=found.num_api_spec_tokens,
+    )
     template = Template(
         name=found.__name__,
         path=path,

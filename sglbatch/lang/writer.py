@@ -12,10 +12,38 @@ from sglbatch.errors import SglbatchError
 from sglbatch.lang.calls import Choices
 from sglbatch.lang.chat import turn_end
 from sglbatch.lang.environment import Environment
+from sglbatch.lang.expressions import (
+    Atom,
+    Attachment,
+    Constant,
+    Gen,
+    RoleBegin,
+    RoleEnd,
+    ScopeBegin,
+    ScopeEnd,
+    Select,
+    Separate,
+    TemplateError,
+    atoms,
+)
 from sglbatch.lang.guard import Guard
-from sglbatch.lang.primitives import Constant, Gen, RoleBegin, RoleEnd, Select, atoms
+from sglbatch.lang.media import Media
+from sglbatch.lang.operations import (
+    Append,
+    Ask,
+    Assign,
+    Attach,
+    CloseScope,
+    Fork,
+    Join,
+    JoinMode,
+    Mark,
+    OpenScope,
+    SplitReasoning,
+)
 from sglbatch.lang.sampling import Sampling, SamplingOverride
-from sglbatch.lang.stream import Append, Ask, Assign, Fork, Join, JoinMode, Mark, Stream
+from sglbatch.lang.stream import Stream
+from sglbatch.lang.vartypes import list_of
 from sglbatch.types import ErrorInfo, Generate, Text, VarType
 
 
@@ -28,7 +56,7 @@ class Session(Protocol):
     forced: SamplingOverride
     turn: int
 
-    def count_call(self) -> None:
+    def count_call(self, number: int = 1) -> None:
         """Raises SglbatchError ``too-many-calls``."""
 
     def new_stream(self, path: tuple[int, ...]) -> Stream: ...
@@ -63,17 +91,28 @@ class Writer:
         items = atoms(value)
         self._check_open()
         for item in items:
-            match item:
-                case Constant(text=text):
-                    self._constant(text)
-                case Gen():
-                    self._gen(item, defaults)
-                case Select():
-                    self._select(item)
-                case RoleBegin(role=role):
-                    self._begin(role)
-                case RoleEnd(role=role):
-                    self._end(role)
+            self._add(item, defaults)
+
+    def _add(self, item: Atom, defaults: SamplingOverride) -> None:
+        match item:
+            case Constant(text=text):
+                self._constant(text)
+            case Gen():
+                self._gen(item, defaults)
+            case Select():
+                self._select(item)
+            case Attachment(media=media):
+                self._attach(media)
+            case RoleBegin(role=role):
+                self._begin(role)
+            case RoleEnd(role=role):
+                self._end(role)
+            case ScopeBegin(name=name):
+                self.stream.add(OpenScope(name))
+            case ScopeEnd(name=name):
+                self.stream.add(CloseScope(name))
+            case Separate(name=name, model_type=model_type):
+                self.stream.add(SplitReasoning(name, model_type))
 
     def assign(self, name: str, value: Any) -> None:
         """Set a variable, at once unless something queued comes before."""
@@ -128,6 +167,7 @@ class Writer:
     def _gen(self, item: Gen, defaults: SamplingOverride) -> None:
         session = self.session
         sampling = session.sampling.updated(defaults).updated(session.forced).updated(item.sampling)
+        _check_logprobs(sampling)
         stop = sampling.stop if self.turn_stop is None else (*sampling.stop, self.turn_stop)
         question = Generate(
             max_tokens=sampling.max_tokens,
@@ -137,18 +177,65 @@ class Writer:
             top_k=sampling.top_k,
             min_p=sampling.min_p,
             constraint=item.constraint,
+            min_tokens=sampling.min_tokens,
+            stop_token_ids=sampling.stop_token_ids,
+            stop_regex=sampling.stop_regex,
+            frequency_penalty=float(sampling.frequency_penalty),
+            presence_penalty=float(sampling.presence_penalty),
+            ignore_eos=sampling.ignore_eos,
+            num_top_logprobs=sampling.top_logprobs_num if sampling.return_logprob else None,
+            input_logprobs_from=sampling.logprob_start_len if sampling.logprob_start_len >= 0 else None,
         )
-        self._ask(item.name, question, item.var_type)
+        var_type = item.var_type if sampling.n == 1 else list_of(item.var_type)
+        self._ask(item.name, question, var_type, n=sampling.n, with_text=sampling.return_text_in_logprobs)
 
     def _select(self, item: Select) -> None:
-        question = Choices(choices=item.choices, temperature=item.temperature, specials=self._constant_specials())
+        question = Choices(
+            choices=item.choices,
+            temperature=item.temperature,
+            specials=self._constant_specials(),
+            method=item.method,
+        )
         self._ask(item.name, question, VarType(kind="enum", choices=item.choices))
 
-    def _ask(self, name: str | None, question: Generate | Choices, var_type: VarType) -> None:
-        self.session.count_call()
+    def _ask(
+        self,
+        name: str | None,
+        question: Generate | Choices,
+        var_type: VarType,
+        *,
+        n: int = 1,
+        with_text: bool = False,
+    ) -> None:
+        argument = self.session.environment.unsupported(question)
+        if argument is not None:
+            raise TemplateError(
+                "unsupported-argument",
+                f"the backend cannot honour the argument {argument}" + (f" of {name!r}" if name else ""),
+                hint=f"leave {argument} out, or choose another model",
+            )
+        self.session.count_call(n)
         self.at_start = False
-        index = self.stream.take_index()
-        self.stream.add(Ask(index, self.session.turn, name, question, var_type))
+        ask = Ask(
+            index=self.stream.take_index(),
+            turn=self.session.turn,
+            name=name,
+            question=question,
+            var_type=var_type,
+            n=n,
+            with_text=with_text,
+        )
+        self.stream.add(ask)
+
+    def _attach(self, media: Media) -> None:
+        if not self.session.environment.takes_media:
+            raise TemplateError(
+                "unsupported-media",
+                f"{media.kind}s are not supported yet",
+                hint=f"describe the {media.kind} in text",
+            )
+        self.at_start = False
+        self.stream.add(Attach(media))
 
     # --- roles ---
 
@@ -189,3 +276,19 @@ class Writer:
             )
         if self.stream.error is not None:
             self.session.unhandled(self.stream.error)
+
+
+def _check_logprobs(sampling: Sampling) -> None:
+    """What needs ``return_logprob`` would be ignored without it."""
+    if sampling.return_logprob:
+        return
+    asked = {
+        "top_logprobs_num": sampling.top_logprobs_num > 0,
+        "logprob_start_len": sampling.logprob_start_len >= 0,
+        "return_text_in_logprobs": sampling.return_text_in_logprobs,
+    }
+    for name, given in asked.items():
+        if given:
+            raise TemplateError(
+                "invalid-argument", f"{name} needs return_logprob=True", hint=f"add return_logprob=True or drop {name}"
+            )

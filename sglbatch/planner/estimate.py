@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sglbatch.engine.radix.order import Lengths, Order, depth_first_order
-from sglbatch.types import Generate, Operation, TokenIds, prefill_runs
+from sglbatch.types import Generate, Operation, TokenIds, prefill_runs, unconditional_runs
 
 NO_PROMPT: TokenIds = np.empty(0, dtype=np.int32)
 
@@ -26,6 +26,8 @@ class AnswerTokens:
         kv: the most KV slots behind the prompt; an answer's last token needs none.
         num_runs: how often the prompt enters the order, 1 but for a choice with several longer alternatives.
         run_tokens: tokens of all runs behind the prompt.
+        alone_tokens, unique_alone_tokens: of the runs that stand without the prompt (``types.unconditional_runs``), and
+            of their own radix tree: they are shared within one call only.
     """
 
     generated: int
@@ -33,6 +35,8 @@ class AnswerTokens:
     kv: int
     num_runs: int = 1
     run_tokens: int = 0
+    alone_tokens: int = 0
+    unique_alone_tokens: int = 0
 
     @staticmethod
     def of(operation: Operation) -> AnswerTokens:
@@ -40,7 +44,17 @@ class AnswerTokens:
             return AnswerTokens(operation.max_tokens, operation.max_tokens, operation.max_tokens - 1)
         runs = prefill_runs(NO_PROMPT, operation)
         run_tokens = sum(map(len, runs))
-        return AnswerTokens(0, max(map(len, operation.alternatives)), run_tokens, len(runs), run_tokens)
+        alone = unconditional_runs(operation)
+        alone_tokens = sum(map(len, alone))
+        return AnswerTokens(
+            generated=0,
+            context=max(map(len, operation.alternatives)),
+            kv=run_tokens + alone_tokens,
+            num_runs=len(runs),
+            run_tokens=run_tokens,
+            alone_tokens=alone_tokens,
+            unique_alone_tokens=_tree_size(alone),
+        )
 
 
 def answer_tokens(operations: Sequence[Operation]) -> list[AnswerTokens]:

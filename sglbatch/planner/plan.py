@@ -172,10 +172,11 @@ def make_plan(prompts: Sequence[TokenIds], operations: Sequence[Operation] | Non
         answers = answer_tokens(operations)
         reserved = np.array([answers[index].kv for index in order.tolist()], dtype=np.int32)
         num_tokens += sum(
-            (answer.num_runs - 1) * len(prompt) + answer.run_tokens
+            (answer.num_runs - 1) * len(prompt) + answer.run_tokens + answer.alone_tokens
             for answer, prompt in zip(answers, prompts, strict=True)
         )
         unique_tokens += unique_run_tokens(prompts, operations, order, lcp)
+        unique_tokens += sum(answer.unique_alone_tokens for answer in answers)
     return Plan(
         order=order,
         lcp=lcp,
