@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sglbatch.engine.batch import FlatBatch, flatten
+from sglbatch.engine.decision import Output
 from sglbatch.engine.sampler import Sampling
 from sglbatch.engine.sequence import Step
 
@@ -32,6 +33,14 @@ def generate(prompt: Sequence[int], max_tokens: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
+class StubPending:
+    def __init__(self, outputs: list[Output]) -> None:
+        self._outputs = outputs
+
+    def result(self) -> list[Output]:
+        return self._outputs
+
+
 class StubRunner:
     """Counts the tokens that enter the model; ``num_slots`` as in the scheduler's config."""
 
@@ -40,7 +49,10 @@ class StubRunner:
         self.num_tokens = 0
         self.max_tokens_in_step = 0
 
-    def run(self, step: Step, samplings: Sequence[Sampling | None]) -> list[int | list[float]]:
+    def launch(self, step: Step, samplings: Sequence[Sampling | None]) -> StubPending:
+        return StubPending(self.run(step))
+
+    def run(self, step: Step) -> list[Output]:
         if step.pieces:
             self._forward(step)
         return [
@@ -81,10 +93,15 @@ class StubRunner:
             for i, q in enumerate(range(causal.q_start, causal.q_end)):
                 slots[q] += causal.slots[: num_context + i + 1].tolist()
             assert [self.memory[s][0] for s in causal.slots] == causal.positions.tolist()  # type: ignore[index]
-        for padded in batch.padded:
-            for q, row, positions, n in zip(padded.rows, padded.slots, padded.positions, padded.lens, strict=True):
-                slots[q] += row[:n].tolist()
-                assert [self.memory[s][0] for s in row[:n]] == positions[:n].tolist()  # type: ignore[index]
+        singles, ends = batch.singles, np.cumsum(batch.singles.lens)
+        for q, end, n in zip(singles.rows, ends, singles.lens, strict=True):
+            slots[q] += singles.slots[end - n : end].tolist()
+            assert (
+                [self.memory[s][0] for s in singles.slots[end - n : end]]
+                == singles.positions[  # type: ignore[index]
+                    end - n : end
+                ].tolist()
+            )
         return [self._tokens(s, int(p)) for s, p in zip(slots, batch.positions, strict=True)]
 
     def _tokens(self, slots: list[int], position: int) -> tuple[int, ...]:

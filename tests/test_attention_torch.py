@@ -30,8 +30,10 @@ def mixed_batch(seed: int) -> FlatBatch:
         request = Request(request_id=i, program_id=i, prompt_ids=ids, operation=operation, seed=0)
         scheduler.add(Sequence(request, ids, priority=(i,)))
     while True:
-        batch, _ = flatten(scheduler.schedule())
-        if batch.shared and batch.causal and batch.padded:
+        step = scheduler.schedule()
+        scheduler.land(step)
+        batch, _ = flatten(step)
+        if batch.shared and batch.causal and len(batch.singles.rows):
             return batch
         for sequence in scheduler.running:
             sequence.output_ids.append(int(rng.integers(0, 9)))
@@ -48,9 +50,10 @@ def plain(batch: FlatBatch, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, k
         for j, i in enumerate(range(causal.q_start, causal.q_end)):
             pairs = list(zip(causal.slots.tolist(), causal.positions.tolist(), strict=True))
             rows[i] += pairs[: context + j + 1]
-    for padded in batch.padded:
-        for i, slots, positions, n in zip(padded.rows, padded.slots, padded.positions, padded.lens, strict=True):
-            rows[int(i)] += list(zip(slots[:n].tolist(), positions[:n].tolist(), strict=True))
+    singles, ends = batch.singles, np.cumsum(batch.singles.lens)
+    for i, end, n in zip(singles.rows, ends, singles.lens, strict=True):
+        slots, positions = singles.slots[end - n : end], singles.positions[end - n : end]
+        rows[int(i)] += list(zip(slots.tolist(), positions.tolist(), strict=True))
     num_heads, group = q.shape[1], q.shape[1] // k.shape[1]
     out = torch.zeros(q.shape[0], num_heads, v.shape[2], dtype=torch.float64)
     for i, pairs in rows.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from tests.engine_stub import StubRunner, StubTokenizer, generate, ids
 
 def make_engine(num_slots: int, **config: Any) -> tuple[LocalEngine, StubRunner]:
     runner = StubRunner(num_slots)
+    overlap = config.pop("overlap", False)
     defaults: dict[str, Any] = {"max_batch_tokens": 16, "max_rows": 8} | config
     engine = LocalEngine(
         runner,
@@ -25,6 +27,7 @@ def make_engine(num_slots: int, **config: Any) -> tuple[LocalEngine, StubRunner]
         identity="stub",
         context_len=10_000,
         scheduler_config=SchedulerConfig(num_slots=num_slots, **defaults),
+        overlap=overlap,
     )
     return engine, runner
 
@@ -59,6 +62,14 @@ def check_texts(requests: list[Request], results: dict[int, Result]) -> None:
         if isinstance(q.operation, Generate):
             expected = generate(q.prompt_ids.tolist(), q.operation.max_tokens)
             assert list(results[q.request_id].output_ids) == expected
+
+
+@pytest.fixture(scope="module")
+def small_steps_overlap() -> Iterator[None]:
+    """Two cohorts however few rows there are."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sglbatch.engine.engine.MIN_OVERLAP_TOKENS", 1)
+        yield
 
 
 TOKEN = st.integers(1, 3)
@@ -97,18 +108,21 @@ def largest(work: list[tuple[list[int], Operation]]) -> int:
     extra=st.sampled_from([0, 1, 5, 30, 1000]),
     keep=st.booleans(),
     retain=st.booleans(),
+    overlap=st.booleans(),
     limits=st.fixed_dictionaries(
         {"max_batch_tokens": st.sampled_from([9, 16, 64]), "max_rows": st.sampled_from([1, 3, 8])}
     ),
 )
-def test_soft_reservation(
+@pytest.mark.usefixtures("small_steps_overlap")
+def test_soft_reservation(  # noqa: PLR0917
     work: list[tuple[list[int], Operation]],
     extra: int,
     keep: bool,
     retain: bool,
+    overlap: bool,
     limits: dict[str, int],
 ) -> None:
-    engine, _ = make_engine(largest(work) + extra, retain=retain, **limits)
+    engine, _ = make_engine(largest(work) + extra, retain=retain, overlap=overlap, **limits)
     requests = [request(i, prompt, operation, keep=keep) for i, (prompt, operation) in enumerate(work)]
     results = run(engine, requests)
     check_texts(requests, results)
@@ -117,13 +131,21 @@ def test_soft_reservation(
 
 
 @settings(max_examples=80, deadline=None)
-@given(work=WORK, extra=st.sampled_from([0, 1, 5, 30, 1000]), max_batch_tokens=st.sampled_from([9, 16, 64]))
-@example(work=[([1, 2], Choose(alternatives=((1,), (1, 2))))], extra=0, max_batch_tokens=16)
+@given(
+    work=WORK,
+    extra=st.sampled_from([0, 1, 5, 30, 1000]),
+    max_batch_tokens=st.sampled_from([9, 16, 64]),
+    overlap=st.booleans(),
+)
+@example(work=[([1, 2], Choose(alternatives=((1,), (1, 2))))], extra=0, max_batch_tokens=16, overlap=False)
+@pytest.mark.usefixtures("small_steps_overlap")
 def test_full_reservation_computes_every_token_once(
-    work: list[tuple[list[int], Operation]], extra: int, max_batch_tokens: int
+    work: list[tuple[list[int], Operation]], extra: int, max_batch_tokens: int, overlap: bool
 ) -> None:
     """Theorem 3.1: with a pool just large enough for the largest request, depth-first order computes each edge once."""
-    engine, runner = make_engine(largest(work) + extra, max_batch_tokens=max_batch_tokens, reserve="full")
+    engine, runner = make_engine(
+        largest(work) + extra, max_batch_tokens=max_batch_tokens, reserve="full", overlap=overlap
+    )
     requests = [request(i, prompt, operation) for i, (prompt, operation) in enumerate(work)]
     results = run(engine, requests)
     check_texts(requests, results)

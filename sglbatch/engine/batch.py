@@ -6,9 +6,9 @@ are neighbours, and a node's keys and values are read once for all of them:
     flat tokens    | piece 0 | piece 1 | piece 2 |p3|p4|p5|
     node A         <---------------------------------------   one SharedWork
     node B                   <------------------>             one SharedWork
-    own tokens     <-------> <-------> <------->  . . .       a CausalWork each; one-token pieces in PaddedWork
+    own tokens     <-------> <-------> <------->  . . .       a CausalWork each; one-token pieces in SingleWork
 
-Shapes: T flat tokens, S context slots of a work, R rows of a padded work, L their longest context.
+Shapes: T flat tokens, S context slots of a work, R one-token rows.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from sglbatch.engine.radix.tree import RadixNode
 from sglbatch.engine.sequence import Piece, Step
 
 Ints = npt.NDArray[np.int64]
+
+NO_INTS = np.empty(0, dtype=np.int64)
 
 MIN_SHARED_TOKENS = 32
 MIN_SHARED_ROWS = 4
@@ -53,10 +55,10 @@ class CausalWork:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PaddedWork:
-    """Row ``rows[i]`` attends to the first ``lens[i]`` of ``slots[i]``.
+class SingleWork:
+    """Each of ``rows`` (int64 [R]) attends to its own run of ``slots``, the i-th being ``lens[i]`` long.
 
-    rows: int64 [R]; slots, positions: int64 [R, L], padded with 0; lens: int64 [R].
+    slots, positions: int64 [sum of lens].
     """
 
     rows: Ints
@@ -77,7 +79,7 @@ class FlatBatch:
     write_slots: Ints
     shared: list[SharedWork]
     causal: list[CausalWork]
-    padded: list[PaddedWork]
+    singles: SingleWork
 
 
 def flatten(step: Step) -> tuple[FlatBatch, dict[int, int]]:
@@ -98,9 +100,20 @@ def flatten(step: Step) -> tuple[FlatBatch, dict[int, int]]:
         write_slots=np.concatenate([p.write_slots for p in pieces]),
         shared=shared,
         causal=causal,
-        padded=_padded_works([(int(offsets[i]), *_own_slots(pieces[i], own_context[i])) for i in single]),
+        singles=_single_work(
+            [int(offsets[i]) for i in single], [_own_slots(pieces[i], own_context[i]) for i in single]
+        ),
     )
     return batch, {id(p): int(offset) for p, offset in zip(pieces, offsets, strict=False)}
+
+
+def single_sequence(ids: Ints) -> FlatBatch:
+    """A batch of one sequence from its beginning, in the first slots of the pool."""
+    places = np.arange(len(ids), dtype=np.int64)
+    own = CausalWork(q_start=0, q_end=len(ids), slots=places, positions=places)
+    return FlatBatch(
+        input_ids=ids, positions=places, write_slots=places, shared=[], causal=[own], singles=_single_work([], [])
+    )
 
 
 @dataclass(slots=True)
@@ -166,28 +179,10 @@ def _causal_work(piece: Piece, context: list[tuple[Ints, int]], q_start: int) ->
     return CausalWork(q_start=q_start, q_end=q_start + len(piece.token_ids), slots=slots, positions=positions)
 
 
-def _padded_works(rows: list[tuple[int, Ints, Ints]]) -> list[PaddedWork]:
-    """Groups one-token rows of similar context lengths, so that padding stays below half."""
-    rows = sorted(rows, key=lambda row: len(row[1]))
-    works: list[PaddedWork] = []
-    begin = 0
-    while begin < len(rows):
-        longest = 2 * len(rows[begin][1]) + MIN_SHARED_TOKENS
-        end = begin
-        while end < len(rows) and len(rows[end][1]) <= longest:
-            end += 1
-        works.append(_padded_work(rows[begin:end]))
-        begin = end
-    return works
-
-
-def _padded_work(rows: list[tuple[int, Ints, Ints]]) -> PaddedWork:
-    lens = np.array([len(slots) for _, slots, _ in rows], dtype=np.int64)
-    filled = np.arange(lens[-1]) < lens[:, None]
-    slots = np.zeros(filled.shape, dtype=np.int64)
-    positions = np.zeros(filled.shape, dtype=np.int64)
-    slots[filled] = np.concatenate([s for _, s, _ in rows])
-    positions[filled] = np.concatenate([p for _, _, p in rows])
-    return PaddedWork(
-        rows=np.array([r for r, _, _ in rows], dtype=np.int64), slots=slots, positions=positions, lens=lens
+def _single_work(rows: list[int], own: list[tuple[Ints, Ints]]) -> SingleWork:
+    return SingleWork(
+        rows=np.array(rows, dtype=np.int64),
+        slots=np.concatenate([slots for slots, _ in own]) if own else NO_INTS,
+        positions=np.concatenate([positions for _, positions in own]) if own else NO_INTS,
+        lens=np.array([len(slots) for slots, _ in own], dtype=np.int64),
     )

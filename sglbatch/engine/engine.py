@@ -6,12 +6,16 @@ from collections.abc import Sequence as Seq
 from typing import Protocol
 
 from sglbatch.engine.choice import Choice
+from sglbatch.engine.decision import Output
 from sglbatch.engine.fsm.automaton import Automaton
-from sglbatch.engine.fsm.masks import Guide, TokenMasks
-from sglbatch.engine.fsm.regex import compile_regex
+from sglbatch.engine.fsm.compiled import compile_constraint
+from sglbatch.engine.fsm.guide import Forced, Guide
+from sglbatch.engine.fsm.masks import TokenMasks
+from sglbatch.engine.fsm.schema import SchemaConstraint
 from sglbatch.engine.generation import Generation
+from sglbatch.engine.input_scores import InputScores
 from sglbatch.engine.radix.order import depth_first_order
-from sglbatch.engine.sampler import Sampling
+from sglbatch.engine.sampler import Drawn, Sampling
 from sglbatch.engine.scheduler import Scheduler, SchedulerConfig
 from sglbatch.engine.sequence import Action, Sequence, Step
 from sglbatch.engine.text import TextBuffer
@@ -26,13 +30,28 @@ from sglbatch.types import (
     Request,
     Result,
     prefill_runs,
+    unconditional_runs,
 )
+
+
+class Pending(Protocol):
+    """A launched step's outputs, one for each action."""
+
+    def result(self) -> list[Output]: ...
+
+
+MAX_FORCED = 256
+"""Constraints whose forced runs are remembered."""
 
 
 class Runner(Protocol):
     """What puts a step through a model; ``ModelRunner``, and a stub in tests of the scheduler."""
 
-    def run(self, step: Step, samplings: Seq[Sampling | None]) -> list[int | list[float]]: ...
+    def launch(self, step: Step, samplings: Seq[Sampling | None]) -> Pending: ...
+
+
+MIN_OVERLAP_TOKENS = 256
+"""A step of fewer tokens is not worth a launch of its own: its rows wait for those in flight and join them."""
 
 
 class LocalEngine:
@@ -42,6 +61,7 @@ class LocalEngine:
         runner: a model with its KV pool of ``scheduler_config.num_slots`` slots.
         identity: of the model; part of every call's key.
         context_len: most tokens of a prompt and its answer together.
+        overlap: prepare the next step while the device runs one; rows then form two cohorts.
     """
 
     def __init__(
@@ -52,16 +72,24 @@ class LocalEngine:
         identity: str,
         context_len: int,
         scheduler_config: SchedulerConfig,
+        overlap: bool = False,
     ) -> None:
         self.tokenizer = tokenizer
         self.identity = identity
         self.context_len = context_len
         self.scheduler = Scheduler(scheduler_config)
         self._runner = runner
-        self._owners: dict[Sequence, Generation | Choice] = {}
+        self._owners: dict[Sequence, Generation | Choice | InputScores] = {}
+        self._overlap = overlap
+        self._in_flight: tuple[Step, Pending] | None = None
         self._refused: list[Result] = []
         self._masks: TokenMasks | None = None
-        self._automata: dict[Constraint, Automaton] = {}
+        self._compiled: dict[Constraint, Automaton | SchemaConstraint] = {}
+        self._forced: dict[Guide, Forced] = {}
+        self.jump_forward = True
+        """Take forced runs in one step; off, the same tokens one a step (to compare)."""
+        self.num_jumped_tokens = 0
+        """Forced tokens that took no step of their own."""
         self._num_requests = 0
         self._num_generated = 0
         self._num_ordered = 0
@@ -81,20 +109,35 @@ class LocalEngine:
 
     @property
     def has_unfinished(self) -> bool:
-        return bool(self._refused) or self.scheduler.has_unfinished
+        return bool(self._refused) or self._in_flight is not None or self.scheduler.has_unfinished
 
     def step(self) -> list[Result]:
+        """Launches the next step, then takes what the one before it decided (or, without overlap, this one)."""
         results, self._refused = self._refused, []
-        if not self.scheduler.has_unfinished:
-            return results
-        step = self.scheduler.schedule()
-        samplings = [self._sampling(action) for action in step.actions]
-        outputs = self._runner.run(step, samplings)
-        for action, output in zip(step.actions, outputs, strict=True):
-            result = self._take(action, output)
-            if result is not None:
-                results.append(result)
+        before, self._in_flight = self._in_flight, None
+        scheduler = self.scheduler
+        if scheduler.has_unfinished and (before is None or scheduler.num_ready() >= MIN_OVERLAP_TOKENS):
+            self._in_flight = self._launch(halve=before is None and self._overlap)
+        if before is None and not self._overlap:
+            before, self._in_flight = self._in_flight, None
+        if before is not None:
+            results += self._land(*before)
         return results
+
+    def _launch(self, *, halve: bool) -> tuple[Step, Pending] | None:
+        """Schedules and launches a step; with ``halve`` only half of many decoding rows, so that two cohorts form."""
+        num_running = len(self.scheduler.running)
+        limit = num_running // 2 if halve and num_running >= 2 * MIN_OVERLAP_TOKENS else None
+        step = self.scheduler.schedule(limit)
+        if not step.pieces and not step.actions:
+            return None
+        return step, self._runner.launch(step, [self._sampling(action) for action in step.actions])
+
+    def _land(self, step: Step, pending: Pending) -> list[Result]:
+        outputs = pending.result()
+        self.scheduler.land(step)
+        taken = (self._take(action, output) for action, output in zip(step.actions, outputs, strict=True))
+        return [result for result in taken if result is not None]
 
     def finish_program(self, program_id: int) -> None:
         self.scheduler.finish_program(program_id)
@@ -112,6 +155,17 @@ class LocalEngine:
 
     def close(self) -> None:
         """Nothing to release: memory goes with the object."""
+
+    # --- beyond Backend, for interactive programs ---
+
+    def partial_texts(self) -> dict[int, str]:
+        """For each running generation's request id, the text that it is sure to have."""
+        owners = self._owners.values()
+        return {o.request.request_id: o.text.certain_text() for o in owners if isinstance(o, Generation)}
+
+    def flush_cache(self) -> None:
+        """Forgets every prefix that no running request needs."""
+        self.scheduler.tree.evict(self.scheduler.tree.num_cached)
 
     # --- requests ---
 
@@ -132,6 +186,7 @@ class LocalEngine:
         else:
             runs = prefill_runs(request.prompt_ids, request.operation)
             num_tokens, num_slots = max(len(run) for run in runs) + 1, sum(len(run) - prompt_len for run in runs)
+            num_slots += sum(map(len, unconditional_runs(request.operation)))
             what = f"the prompt's {prompt_len} tokens plus its choices"
         assert prompt_len > 0, "an empty prompt is the language's error"
         if num_tokens > self.context_len:
@@ -150,10 +205,23 @@ class LocalEngine:
             info = ErrorInfo(code=error.code, message=error.message)
             self._refused.append(Result(request_id=request.request_id, error=info))
             return
-        sequence = Sequence(request, request.prompt_ids, priority=priority)
-        text = TextBuffer(self.tokenizer.token_bytes, operation.stop)
-        ends = self.tokenizer.eos_token_ids | self._special_stops(operation.stop)
-        self._owners[sequence] = Generation(sequence, text, guide=guide, end_token_ids=ends)
+        scores = InputScores.of(request, (*priority, 0))
+        sequence = Sequence(request, request.prompt_ids, priority=priority if scores is None else (*priority, 1))
+        generation = Generation(
+            sequence,
+            TextBuffer(self.tokenizer.token_bytes, operation.stop, operation.stop_regex),
+            guide=guide,
+            forced=None if guide is None else self._forced_runs(guide),
+            jump_forward=self.jump_forward,
+            eos_token_ids=self.tokenizer.eos_token_ids,
+            end_token_ids=self._special_stops(operation.stop) | frozenset(operation.stop_token_ids),
+        )
+        self._owners[sequence] = generation
+        if scores is not None:
+            scores.generation = generation
+            self._owners[scores.sequence] = scores
+            self.scheduler.add(scores.sequence)
+            self.scheduler.counters.prompt_tokens -= len(scores.sequence.ids)  # the same prompt is counted below
         self.scheduler.add(sequence)
 
     def _special_stops(self, stop: tuple[str, ...]) -> frozenset[int]:
@@ -173,10 +241,17 @@ class LocalEngine:
         if self._masks is None:
             tokenizer = self.tokenizer
             self._masks = TokenMasks(tokenizer.token_bytes, tokenizer.eos_token_ids, tokenizer.vocab_size)
-        automaton = self._automata.get(constraint)
-        if automaton is None:
-            automaton = self._automata[constraint] = compile_regex(constraint.source)
-        return self._masks.guide(automaton)
+        compiled = self._compiled.get(constraint)
+        if compiled is None:
+            compiled = self._compiled[constraint] = compile_constraint(constraint)
+        return self._masks.guide(compiled)
+
+    def _forced_runs(self, guide: Guide) -> Forced:
+        if guide not in self._forced:
+            if len(self._forced) >= MAX_FORCED:
+                self._forced.clear()
+            self._forced[guide] = Forced(guide, self.tokenizer.encode)
+        return self._forced[guide]
 
     # --- outcomes ---
 
@@ -184,20 +259,32 @@ class LocalEngine:
         owner = self._owners[action.sequence]
         return owner.sampling() if isinstance(owner, Generation) else None
 
-    def _take(self, action: Action, output: int | list[float]) -> Result | None:
+    def _take(self, action: Action, output: Output) -> Result | None:
         owner = self._owners[action.sequence]
         if isinstance(owner, Generation):
-            assert isinstance(output, int)
+            assert not isinstance(output, list)
             return self._take_token(owner, output)
         assert isinstance(output, list)
+        if isinstance(owner, InputScores):
+            self._take_input_score(owner, action.position, output)
+            return None
         owner.record(action.sequence, action.position, action.targets, output)
         return self._decide(owner) if owner.is_scored else None
 
-    def _take_token(self, generation: Generation, token_id: int) -> Result | None:
-        self._num_generated += 1
-        reason = generation.accept(token_id)
+    def _take_input_score(self, scores: InputScores, position: int, logprobs: list[float]) -> None:
+        scores.record(position, logprobs)
+        if scores.is_scored:
+            scores.generation.input_logprobs = scores.logprobs()
+            self.scheduler.finish_choice([scores.sequence], scores.sequence)
+            del self._owners[scores.sequence]
+
+    def _take_token(self, generation: Generation, drawn: int | Drawn) -> Result | None:
+        before = generation.num_sampled
+        reason = generation.accept(drawn)
+        self._num_generated += generation.num_sampled - before
         if reason is None:
             return None
+        self.num_jumped_tokens += generation.num_jumped
         self.scheduler.finish(generation.sequence)
         del self._owners[generation.sequence]
         return generation.result(reason)

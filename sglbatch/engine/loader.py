@@ -21,6 +21,10 @@ from sglbatch.tokenizer import Tokenizer
 KV_MEMORY_SHARE = 0.3
 """Share of the free memory that the KV pool may take by default."""
 MAX_DEFAULT_SLOTS = 262_144
+GPU_SPARE_BYTES = 2 << 30
+"""Left free on a GPU for libraries' workspaces and fragmentation."""
+DEFAULT_BATCH_TOKENS = {"cpu": 1024, "cuda": 8192}
+DEFAULT_ROWS = {"cpu": 128, "cuda": 4096}
 SUPPORTED_LAYERS = frozenset({"full_attention", "sliding_attention"})
 BATCH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 
@@ -29,26 +33,57 @@ def load_engine(
     model: LocalModel,
     tokenizer: Tokenizer,
     *,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
     dtype: Literal["auto", "float32", "bfloat16"] = "auto",
     kv_tokens: int | None = None,
-    max_batch_tokens: int = 1024,
-    max_rows: int = 128,
+    max_batch_tokens: int | None = None,
+    max_rows: int | None = None,
     reserve: Literal["soft", "full"] = "soft",
     retain: bool = False,
 ) -> LocalEngine:
-    """A ready engine on this machine's CPU.
+    """A ready engine on this machine.
 
     Args:
-        dtype: of weights and KV; "auto" is float32 on a CPU.
-        kv_tokens: slots of the KV pool; by default what 30% of the free memory holds.
+        device: "auto" is a CUDA GPU where there is one.
+        dtype: of weights and KV; "auto" is float32 on a CPU, bfloat16 on a GPU.
+        kv_tokens: slots of the KV pool; by default what is free holds (on a CPU: 30% of what is free).
         max_batch_tokens, max_rows, reserve, retain: see SchedulerConfig.
 
     Raises:
-        ModelError: for an architecture whose layers are not all attention that we compute, or too little memory.
+        ModelError: no such device; an architecture whose layers are not all attention that we compute; too little
+            memory.
     """
     check_architecture(model)
-    runner = load_runner(model, tokenizer, torch.bfloat16 if dtype == "bfloat16" else torch.float32)
-    num_slots = kv_tokens or default_num_slots(runner.bytes_per_slot)
+    chosen = choose_device(device)
+    kind = chosen.type if dtype == "auto" else dtype
+    module = load_module(model, chosen, torch.float32 if kind in ("cpu", "float32") else torch.bfloat16)
+    return make_engine(
+        module,
+        model,
+        tokenizer,
+        kv_tokens=kv_tokens,
+        max_batch_tokens=max_batch_tokens or DEFAULT_BATCH_TOKENS[chosen.type],
+        max_rows=max_rows or DEFAULT_ROWS[chosen.type],
+        reserve=reserve,
+        retain=retain,
+    )
+
+
+def make_engine(
+    module: nn.Module,
+    model: LocalModel,
+    tokenizer: Tokenizer,
+    *,
+    kv_tokens: int | None,
+    max_batch_tokens: int,
+    max_rows: int,
+    reserve: Literal["soft", "full"],
+    retain: bool,
+) -> LocalEngine:
+    """An engine around a loaded transformers model; see ``load_engine``."""
+    runner = make_runner(module, model, tokenizer)
+    on_gpu = runner.device.type == "cuda"
+    num_slots = kv_tokens or default_num_slots(runner, max_batch_tokens)
     try:
         runner.allocate(num_slots)
     except RuntimeError as error:
@@ -57,6 +92,8 @@ def load_engine(
             f"{num_slots} KV tokens need {num_slots * runner.bytes_per_slot / 2**30:.1f} GiB of memory",
             hint="give a smaller --kv-tokens",
         ) from error
+    if on_gpu:
+        runner.fuse()
     config = SchedulerConfig(
         num_slots=num_slots,
         max_batch_tokens=max_batch_tokens,
@@ -65,8 +102,25 @@ def load_engine(
         retain=retain,
     )
     return LocalEngine(
-        runner, tokenizer, identity=model.identity, context_len=model.context_len, scheduler_config=config
+        runner,
+        tokenizer,
+        identity=model.identity,
+        context_len=model.context_len,
+        scheduler_config=config,
+        overlap=on_gpu,
     )
+
+
+def choose_device(device: Literal["auto", "cpu", "cuda"]) -> torch.device:
+    """The device asked for, or the best there is."""
+    has_gpu = torch.cuda.is_available()
+    if device == "cuda" and not has_gpu:
+        raise ModelError(
+            "no-gpu",
+            "there is no CUDA GPU that this torch can use",
+            hint="use --device cpu, or install a CUDA build of torch and a matching driver",
+        )
+    return torch.device("cuda" if has_gpu and device != "cpu" else "cpu")
 
 
 def check_architecture(model: LocalModel) -> None:
@@ -97,8 +151,8 @@ def _rope_type(config: Mapping[str, Any]) -> str:
     return str(rope.get("rope_type", rope.get("type", "default")))
 
 
-def load_runner(model: LocalModel, tokenizer: Tokenizer, dtype: torch.dtype) -> ModelRunner:
-    """The model with our attention in every layer; no pool yet."""
+def load_module(model: LocalModel, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    """The transformers model with our attention in every layer."""
     transformers_logging.disable_progress_bar()
     try:
         module: nn.Module = AutoModelForCausalLM.from_pretrained(
@@ -112,8 +166,26 @@ def load_runner(model: LocalModel, tokenizer: Tokenizer, dtype: torch.dtype) -> 
         ) from error
     finally:
         transformers_logging.enable_progress_bar()
+    try:
+        return module.to(device)
+    except torch.OutOfMemoryError as error:
+        raise ModelError(
+            "out-of-memory",
+            f"the weights of {model.name} do not fit the GPU's memory",
+            hint="use a smaller model, or free the GPU",
+        ) from error
+
+
+def make_runner(module: nn.Module, model: LocalModel, tokenizer: Tokenizer) -> ModelRunner:
+    """The model without a pool yet.
+
+    Raises:
+        ModelError: a layer that never calls our attention.
+    """
     module.eval()
-    runner = ModelRunner(module, vocab_size=min(tokenizer.vocab_size, _vocab_size(model)))
+    on_gpu = next(module.parameters()).device.type == "cuda"
+    vocab_size = min(tokenizer.vocab_size, _vocab_size(model))
+    runner = ModelRunner(module, vocab_size=vocab_size, kernels="triton" if on_gpu else "torch")
     num_layers = int(_text_config(model).get("num_hidden_layers") or _text_config(model).get("n_layer") or 0)
     silent = sorted(set(range(num_layers)) - set(runner.probe()))
     if silent or not num_layers:
@@ -134,14 +206,19 @@ def _vocab_size(model: LocalModel) -> int:
     return int(_text_config(model)["vocab_size"])
 
 
-def default_num_slots(bytes_per_slot: int) -> int:
-    """What 30% of the memory that is free now holds."""
-    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    num_slots = min(int(available * KV_MEMORY_SHARE) // bytes_per_slot, MAX_DEFAULT_SLOTS)
+def default_num_slots(runner: ModelRunner, max_batch_tokens: int) -> int:
+    """What the free memory holds, less what a step needs for itself."""
+    if runner.device.type == "cuda":
+        free = torch.cuda.mem_get_info(runner.device)[0]
+        usable = free - runner.step_bytes(max_batch_tokens) - GPU_SPARE_BYTES
+        num_slots = usable // runner.bytes_per_slot
+    else:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        num_slots = min(int(free * KV_MEMORY_SHARE) // runner.bytes_per_slot, MAX_DEFAULT_SLOTS)
     if num_slots < 1024:
         raise ModelError(
             "out-of-memory",
-            f"only {available / 2**30:.1f} GiB of memory are free, too little for a useful KV pool",
+            f"only {free / 2**30:.1f} GiB of memory are free, too little for a useful KV pool",
             hint="free some memory, use a smaller model, or set --kv-tokens",
         )
     return num_slots

@@ -9,8 +9,8 @@ heads, Q query heads, D head size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
@@ -18,30 +18,24 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from sglbatch.engine.attention.torch import AttentionKind, TorchAttention
-from sglbatch.engine.batch import flatten
-from sglbatch.engine.sampler import Sampling, sample, score
+from sglbatch.engine.batch import FlatBatch, flatten, single_sequence
+from sglbatch.engine.decision import Output, Pending, decide
+from sglbatch.engine.layer_pool import Attention, LayerPool
+from sglbatch.engine.sampler import Sampling
 from sglbatch.engine.sequence import StateRow, Step
+from sglbatch.engine.transfer import to_device
+
+if TYPE_CHECKING:
+    from sglbatch.engine.attention.triton import TritonAttention
+    from sglbatch.engine.fused.body import FusedBody
 
 ATTENTION_NAME = "sglbatch"
-MAX_LOGIT_ROWS = 256
+CHECK_TOKENS = 64
+"""Tokens on which fused layers are compared with unfused ones."""
+MAX_FUSED_ERROR = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
+"""How far a fused layer may be from the model's own, relative to what the layer adds."""
+MAX_LOGIT_ROWS = {"cpu": 256, "cuda": 2048}
 """Rows of logits computed at once."""
-
-
-class LayerPool:
-    """Keys and values of one layer, and the attention of the step that is running."""
-
-    def __init__(self) -> None:
-        self.k_NKD: torch.Tensor = torch.empty(0)
-        self.v_NKD: torch.Tensor = torch.empty(0)
-        self.attention: TorchAttention | None = None
-        self.head_shapes: tuple[tuple[int, int], tuple[int, int]] | None = None
-        """(K, D) of keys and of values, seen by the probe."""
-
-    def allocate(self, num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
-        assert self.head_shapes is not None
-        k_shape, v_shape = self.head_shapes
-        self.k_NKD = torch.empty(num_slots + 1, *k_shape, dtype=dtype, device=device)
-        self.v_NKD = torch.empty(num_slots + 1, *v_shape, dtype=dtype, device=device)
 
 
 def attention_hook(
@@ -62,6 +56,7 @@ def attention_hook(
     k_TKD, v_TKD = key[0].transpose(0, 1), value[0].transpose(0, 1)
     if pool.attention is None:
         pool.head_shapes = (tuple(k_TKD.shape[1:]), tuple(v_TKD.shape[1:]))  # type: ignore[assignment]
+        pool.num_query_heads = query.shape[1]
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1]), None
     kind = AttentionKind(
         scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
@@ -99,9 +94,10 @@ class ModelRunner:
     Args:
         model: a transformers causal model in eval mode, loaded with ``attn_implementation="sglbatch"``.
         vocab_size: token ids that exist; logits beyond it are padding.
+        kernels: whose attention; "triton" for GPUs.
     """
 
-    def __init__(self, model: nn.Module, *, vocab_size: int) -> None:
+    def __init__(self, model: nn.Module, *, vocab_size: int, kernels: Literal["torch", "triton"] = "torch") -> None:
         self._model = model
         self._vocab_size = vocab_size
         self._pools: dict[int, LayerPool] = {}
@@ -111,9 +107,11 @@ class ModelRunner:
             layer_idx = getattr(module, "layer_idx", None)
             if isinstance(layer_idx, int):
                 module.sglbatch_pool = self._pools.setdefault(layer_idx, LayerPool())  # type: ignore[assignment]
-        name: str = model.base_model_prefix  # type: ignore[assignment]
-        self.body = _Body(getattr(model, name))
-        setattr(model, name, self.body)
+        self._body_name: str = model.base_model_prefix  # type: ignore[assignment]
+        self.body = _Body(getattr(model, self._body_name))
+        setattr(model, self._body_name, self.body)
+        self._kernels = kernels
+        self._fused: FusedBody | None = None
 
     def probe(self) -> list[int]:
         """Runs two tokens to learn each layer's head shapes; returns the layers that called our attention."""
@@ -128,15 +126,53 @@ class ModelRunner:
         shapes = [shape for pool in self._pools.values() if pool.head_shapes for shape in pool.head_shapes]
         return sum(heads * size for heads, size in shapes) * self.dtype.itemsize
 
+    def step_bytes(self, num_tokens: int) -> int:
+        """Memory that a step of so many tokens needs beside weights and pool, generously."""
+        config: Any = self._model.config
+        hidden = int(config.hidden_size)
+        widest = 4 * hidden + 3 * int(getattr(config, "intermediate_size", 4 * hidden))
+        logits = MAX_LOGIT_ROWS[self.device.type] * self._vocab_size * 12
+        return 2 * num_tokens * widest * self.dtype.itemsize + logits
+
     def allocate(self, num_slots: int) -> None:
         """Makes the pool of ``num_slots`` slots and one scratch slot. Owned until the runner is dropped."""
         for pool in self._pools.values():
             if pool.head_shapes is not None:
                 pool.allocate(num_slots, self.dtype, self.device)
 
+    def fuse(self) -> None:
+        """Fuses the layers' projections, norms and activation where the architecture has the plain shape (triton only).
+
+        Checked against the unfused layers on random tokens; after ``allocate``.
+        """
+        from sglbatch.engine.fused.body import FusedBody, is_fusable
+
+        if not is_fusable(self._model, self.body.body):
+            return
+        generator = torch.Generator().manual_seed(0)
+        ids = torch.randint(0, self._vocab_size, (CHECK_TOKENS,), generator=generator)
+        batch = single_sequence(ids.numpy())
+        inputs: list[torch.Tensor] = []
+        outputs: list[torch.Tensor] = []
+        hooks = [layer.register_forward_hook(_recorder(inputs, outputs)) for layer in self.body.body.layers]  # type: ignore[union-attr]
+        with torch.inference_mode():
+            attention = self._triton_attention(batch, [])
+            self._run_body(batch, attention)
+            for hook in hooks:
+                hook.remove()
+            fused = FusedBody(self.body.body, self._pools)
+            worst = max(fused.errors(inputs, outputs, attention))
+        limit = MAX_FUSED_ERROR[self.dtype]
+        assert worst < limit, f"a fused layer differs from the model's own by {worst:.1e}"
+        self._fused = fused
+
+    def run(self, step: Step, samplings: Sequence[Sampling | None]) -> list[Output]:
+        """``launch`` and wait."""
+        return self.launch(step, samplings).result()
+
     @torch.inference_mode()
-    def run(self, step: Step, samplings: Sequence[Sampling | None]) -> list[int | list[float]]:
-        """Puts the step through the model.
+    def launch(self, step: Step, samplings: Sequence[Sampling | None]) -> Pending:
+        """Puts the step through the model; on a GPU without waiting for it.
 
         Args:
             samplings: for each action of the step, how to draw its token; None where it has targets to score.
@@ -144,23 +180,50 @@ class ModelRunner:
         Returns:
             For each action its token id, or the log-probabilities of its targets.
         """
-        rows = list({id(row): row for row in (*(a.row for a in step.actions), *step.new_states)}.values())
-        states_RH = self._states(step, rows)
+        rows = list({id(row): row for row in (*step.new_states, *(a.row for a in step.actions))}.values())
+        states_RH, rows = self._states(step, rows)
         index = {id(row): i for i, row in enumerate(rows)}
         action_rows = [index[id(a.row)] for a in step.actions]
-        outputs: list[int | list[float]] = []
-        for begin in range(0, len(action_rows), MAX_LOGIT_ROWS):
-            part = slice(begin, begin + MAX_LOGIT_ROWS)
-            logits_RV = self._logits(states_RH[action_rows[part]])
-            outputs += _decide(logits_RV, [a.targets for a in step.actions[part]], samplings[part])
-        return outputs
+        pending = Pending(len(step.actions))
+        size = MAX_LOGIT_ROWS[self.device.type]
+        if action_rows != list(range(len(rows))):
+            states_RH = states_RH[to_device(action_rows, self.device)]
+        for begin in range(0, len(action_rows), size):
+            part = slice(begin, begin + size)
+            logits_RV = self._logits(states_RH[part])
+            decide(pending, begin, logits_RV, [a.targets for a in step.actions[part]], samplings[part])
+        pending.seal(self.device)
+        return pending
 
-    def _states(self, step: Step, rows: list[StateRow]) -> torch.Tensor:
-        """The final hidden state of each row [R, H]; those that the tree keeps are stored."""
+    def _states(self, step: Step, rows: list[StateRow]) -> tuple[torch.Tensor, list[StateRow]]:
+        """The final hidden states [R, H] of rows, and the rows in that order; those that the tree keeps are stored."""
+        new = [row for row in rows if row.piece is not None]
+        old = [row for row in rows if row.piece is None]
+        states = [row.stored[0][row.stored[1]] for row in old]
         if not step.pieces:
-            return torch.stack([row.stored for row in rows])
+            return torch.stack(states), old
         batch, offsets = flatten(step)
-        attention = TorchAttention(batch, self.device)
+        new_RH = self._forward(batch, [offsets[id(row.piece)] + row.offset for row in new])
+        kept_RH = new_RH[: len(step.new_states)].clone()
+        for i, row in enumerate(new):
+            row.stored, row.piece = (kept_RH, i) if i < len(step.new_states) else (new_RH, i), None
+        return (torch.cat([new_RH, torch.stack(states)]) if old else new_RH), new + old
+
+    def _forward(self, batch: FlatBatch, rows: list[int]) -> torch.Tensor:
+        """Final hidden states [R, H] of some flat rows; the batch's keys and values go into the pool."""
+        if self._kernels == "torch":
+            return self._run_body(batch, TorchAttention(batch, self.device))[rows]
+        attention = self._triton_attention(batch, rows)
+        if self._fused is not None:
+            return self._fused(attention.input_ids_T, attention.positions_T, attention, attention.rows_R)
+        return self._run_body(batch, attention)[attention.rows_R]
+
+    def _triton_attention(self, batch: FlatBatch, rows: list[int]) -> TritonAttention:
+        from sglbatch.engine.attention.triton import TritonAttention
+
+        return TritonAttention(batch, self.device, group=self._group, rows=rows)
+
+    def _run_body(self, batch: FlatBatch, attention: Attention) -> torch.Tensor:
         for pool in self._pools.values():
             pool.attention = attention
         output = self.body(
@@ -168,13 +231,14 @@ class ModelRunner:
             position_ids=torch.from_numpy(batch.positions).to(self.device)[None],
             use_cache=False,
         )
-        hidden_TH = output.last_hidden_state[0]
-        new = [row for row in rows if row.piece is not None]
-        flat = [offsets[id(row.piece)] + row.offset for row in new]
-        states = iter(hidden_TH[flat])
-        for row in new:
-            row.stored, row.piece = next(states), None
-        return torch.stack([row.stored for row in rows]) if rows else hidden_TH[:0]
+        hidden_TH: torch.Tensor = output.last_hidden_state[0]
+        return hidden_TH
+
+    @property
+    def _group(self) -> int:
+        """Query heads for each key/value head; the same in every layer."""
+        (group,) = {p.num_query_heads // p.head_shapes[0][0] for p in self._pools.values() if p.head_shapes}
+        return group
 
     def _logits(self, states_RH: torch.Tensor) -> torch.Tensor:
         """fp32 logits [R, V] through the model's own head."""
@@ -188,16 +252,12 @@ class ModelRunner:
         return logits.float()
 
 
-def _decide(
-    logits_RV: torch.Tensor, targets: Sequence[tuple[int, ...]], samplings: Sequence[Sampling | None]
-) -> list[int | list[float]]:
-    """Scores first, since sampling changes the logits."""
-    outputs: list[int | list[float]] = [0] * len(targets)
-    scored = [i for i, s in enumerate(samplings) if s is None]
-    for i, logprobs in zip(scored, score(logits_RV[scored], [targets[i] for i in scored]), strict=True):
-        outputs[i] = logprobs
-    drawn = [(i, s) for i, s in enumerate(samplings) if s is not None]
-    tokens = sample(logits_RV[[i for i, _ in drawn]], [s for _, s in drawn]) if drawn else []
-    for (i, _), token in zip(drawn, tokens, strict=True):
-        outputs[i] = token
-    return outputs
+def _recorder(inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> Callable[[nn.Module, Any, Any], None]:
+    """A forward hook that keeps a decoder layer's input and output, [T, H]."""
+
+    def record(_: nn.Module, args: Any, output: Any) -> None:
+        inputs.append(args[0][0].clone())
+        hidden = output[0] if isinstance(output, tuple) else output
+        outputs.append(hidden.reshape(args[0].shape)[0].clone())
+
+    return record

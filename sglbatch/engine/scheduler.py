@@ -72,6 +72,8 @@ class Scheduler:
         """The row whose prefill the last step's budget cut."""
         self.held: list[Sequence] = []
         """Scored rows whose path stays until their whole choice is decided."""
+        self.num_in_flight = 0
+        """Actions whose outputs have not come back."""
         self._planned: list[Sequence] = []
         self._follow_ups: list[Sequence] = []
         self._pinned: RadixNode = self.tree.root
@@ -99,11 +101,19 @@ class Scheduler:
 
     # --- one step ---
 
-    def schedule(self) -> Step:
-        """The next step. Every token in it is counted as computed by the step's end."""
+    def schedule(self, max_decode_rows: int | None = None) -> Step:
+        """The next step, without the rows that are in flight. Empty when all are.
+
+        Every token in it is counted as computed by the step's end: steps run in the order of their scheduling.
+
+        Args:
+            max_decode_rows: leave further decoding rows to the next step, which can be prepared while this one runs.
+        """
         step = Step()
         for sequence in list(self.running):
-            if sequence.node is not None and self._grow(sequence):
+            if len(step.pieces) == max_decode_rows:
+                break
+            if not sequence.in_flight and sequence.node is not None and self._grow(sequence):
                 self._decode(sequence, step)
         budget = self.config.max_batch_tokens - step.num_tokens
         if self.cut is not None:
@@ -117,9 +127,25 @@ class Scheduler:
             budget = self._prefill(waiting, budget, step)
         self._pin_next_planned()
         step.pieces.sort(key=lambda piece: piece.sequence.priority)
-        self.counters.steps += 1
-        assert step.actions or step.pieces or not self.has_unfinished, "a step must advance somebody"
+        for action in step.actions:
+            action.sequence.in_flight = True
+        self.num_in_flight += len(step.actions)
+        self.counters.steps += bool(step.actions or step.pieces)
+        assert step.actions or step.pieces or self.num_in_flight or not self.has_unfinished, "somebody must advance"
         return step
+
+    def land(self, step: Step) -> None:
+        """The step's outputs are here; before they are acted on."""
+        for action in step.actions:
+            action.sequence.in_flight = False
+        self.num_in_flight -= len(step.actions)
+
+    def num_ready(self) -> int:
+        """Tokens that a step scheduled now could have, roughly; not more than a budget."""
+        budget = self.config.max_batch_tokens
+        if self.cut is not None or (self._next_waiting() is not None and len(self.running) < self.config.max_rows):
+            return budget
+        return min(budget, sum(1 for s in self.running if not s.in_flight))
 
     # --- decode ---
 
@@ -148,7 +174,8 @@ class Scheduler:
                     sequence.reserved = max(0, sequence.reserved - num)
                     return True
             if not self._give_way(sequence):
-                self._pause(sequence)
+                if not self.num_in_flight:
+                    self._pause(sequence)
                 return False
 
     def _free_up(self, num: int) -> bool:
@@ -159,7 +186,8 @@ class Scheduler:
 
     def _give_way(self, sequence: Sequence) -> bool:
         """Takes slots from somebody for this row: the youngest after it, or for the head, from the plan's next path."""
-        younger = [s for s in (*self.running, *([self.cut] if self.cut else [])) if s > sequence]
+        others = (*self.running, *([self.cut] if self.cut else []))
+        younger = [s for s in others if s > sequence and not s.in_flight]
         if younger:
             self._pause(max(younger))
             return True
@@ -212,7 +240,7 @@ class Scheduler:
         promised = tail_left if full else min(TAIL_RUN, tail_left)
         self.tree.lock(node)
         while suffix_len + promised > self._available():
-            alone = not step.pieces and not step.actions
+            alone = not step.pieces and not step.actions and not self.num_in_flight
             if not (alone and self._release_for_head(sequence)):
                 assert not alone, "a row that was accepted must fit alone"
                 self.tree.unlock(node)

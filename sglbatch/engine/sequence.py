@@ -44,6 +44,7 @@ class Sequence:
         num_cached: positions of ``ids`` whose keys and values were there when the row was admitted.
         num_computed: positions of ``ids`` that are dealt with; less than num_cached where states are computed again.
         output_ids: every token sampled so far; the first ``num_folded`` are part of ``ids`` since a pause.
+        in_flight: it is part of a step whose tokens have not come back.
         tail: slots of generated tokens, the first ``tail_len`` in use.
         reserved: slots promised to this row beyond those it holds.
         high_water: positions that were computed once already, for counting what is computed again.
@@ -65,6 +66,7 @@ class Sequence:
         self.action_positions = sorted(self.targets) or [len(ids) - 1]
         self.shared_len = shared_len
         self.max_tail = request.operation.max_tokens - 1 if isinstance(request.operation, Generate) else 0
+        self.in_flight = False
         self.resumed = False
         self.num_folded = 0
         self.node: RadixNode | None = None

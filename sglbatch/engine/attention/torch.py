@@ -12,12 +12,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
-from sglbatch.engine.batch import FlatBatch, Ints
+from sglbatch.engine.batch import FlatBatch, Ints, SingleWork
 
 MAX_SCORES = 1 << 24
 """Most scores held at once (64 MiB in fp32); longer works go in slices of rows."""
+PADDING = 32
+"""Slots by which rows that are padded together may differ, beside a factor of two."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +61,7 @@ class TorchAttention:
         self._write_slots_T = self._to_device(batch.write_slots)
         self._flat = [self._shared_rows(w.q_start, w.q_end, w.slots, w.position) for w in batch.shared]
         self._flat += [self._causal_rows(w.q_start, w.q_end, w.slots, w.positions) for w in batch.causal]
-        self._padded = [self._padded_rows(w.rows, w.slots, w.positions, w.lens) for w in batch.padded]
+        self._padded = [self._padded_rows(*padded) for padded in pad_singles(batch.singles)]
 
     def _to_device(self, array: Ints) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device)
@@ -138,6 +141,21 @@ class _Layer:
         mask_RL = _windowed(work.mask_RL, work.q_positions[:, None], work.kv_positions_RL, self.kind.window)
         k_RLKD, v_RLKD = self.k_NKD[work.slots_RL], self.v_NKD[work.slots_RL]
         return attend_padded(self.q_TQD[work.rows], k_RLKD, v_RLKD, mask_RL, self.kind)
+
+
+def pad_singles(work: SingleWork) -> Iterator[tuple[Ints, Ints, Ints, Ints]]:
+    """(rows [R], slots [R, L], positions [R, L], lens [R]) of rows with similar lens, so that padding stays bounded."""
+    order = np.argsort(work.lens, kind="stable")
+    starts = np.concatenate([[0], np.cumsum(work.lens)])[:-1]
+    begin = 0
+    while begin < len(order):
+        longest = 2 * work.lens[order[begin]] + PADDING
+        end = int(np.searchsorted(work.lens[order], longest, side="right"))
+        chosen = order[begin:end]
+        lens = work.lens[chosen]
+        index_RL = np.minimum(np.arange(lens[-1]), lens[:, None] - 1) + starts[chosen][:, None]
+        yield work.rows[chosen], work.slots[index_RL], work.positions[index_RL], lens
+        begin = end
 
 
 def _windowed(

@@ -1,0 +1,146 @@
+"""Triton kernels of attention over a work list.
+
+A *tile* is up to BLOCK_M (row, query head of one key/value head's group) pairs of one work, over all of the work's
+slots: flash attention (Dao et al. 2022) with the keys and values gathered by slot. It writes a *part* for each of its
+rows: a normalised output and the base-2 log-sum-exp of its scores. ``merge_parts`` puts a row's parts together.
+
+Shape suffixes: T flat tokens, Q query heads, K key/value heads, G = Q / K, D head size of keys, E of values, N slots,
+P parts, W works, S listed slots of all works.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def attend_tiles(
+    q_TQD,
+    k_NKD,
+    v_NKD,
+    parts_PQE,
+    lse_PQ,
+    tile_work,
+    tile_index,
+    work_row,
+    work_num_rows,
+    work_slot,
+    work_num_slots,
+    work_causal,
+    work_part,
+    slots_S,
+    kv_positions_S,
+    q_positions_T,
+    scale,
+    softcap,
+    window,
+    q_stride,
+    K: tl.constexpr,
+    G: tl.constexpr,
+    D: tl.constexpr,
+    E: tl.constexpr,
+    D_PAD: tl.constexpr,
+    E_PAD: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+):
+    """One tile of one key/value head: grid (number of tiles, K)."""
+    tile, head = tl.program_id(0), tl.program_id(1)
+    work = tl.load(tile_work + tile)
+    first_row, num_rows = tl.load(work_row + work), tl.load(work_num_rows + work)
+    first_slot, num_slots = tl.load(work_slot + work), tl.load(work_num_slots + work)
+    causal, part = tl.load(work_causal + work), tl.load(work_part + work)
+
+    pair = tl.load(tile_index + tile) * BLOCK_M + tl.arange(0, BLOCK_M)
+    row, q_head = pair // G, head * G + pair % G
+    is_row = row < num_rows
+    # a causal row sees the slots up to its own; without causality every slot
+    limit = tl.where(causal > 0, num_slots - num_rows + row + 1, num_slots)
+    last_row = tl.minimum((tl.load(tile_index + tile) * BLOCK_M + BLOCK_M - 1) // G, num_rows - 1)
+    end = tl.where(causal > 0, num_slots - num_rows + last_row + 1, num_slots)
+
+    d, e = tl.arange(0, D_PAD), tl.arange(0, E_PAD)
+    q_at = (first_row + row)[:, None].to(tl.int64) * q_stride + q_head[:, None] * D + d[None, :]
+    q = tl.load(q_TQD + q_at, mask=is_row[:, None] & (d < D)[None, :], other=0.0)
+    if HAS_WINDOW:
+        q_position = tl.load(q_positions_T + first_row + row, mask=is_row, other=0)
+
+    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, E_PAD], tl.float32)
+    for begin in range(0, end, BLOCK_N):
+        n = begin + tl.arange(0, BLOCK_N)
+        is_slot = n < end
+        slot = tl.load(slots_S + first_slot + n, mask=is_slot, other=0).to(tl.int64)
+        k_at = (slot * K + head)[:, None] * D + d[None, :]
+        k = tl.load(k_NKD + k_at, mask=is_slot[:, None] & (d < D)[None, :], other=0.0)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        if HAS_SOFTCAP:
+            ratio = scores / softcap
+            scores = softcap * (2.0 / (1.0 + tl.exp2(ratio * (-2.0 * LOG2E))) - 1.0)
+        seen = n[None, :] < limit[:, None]
+        if HAS_WINDOW:
+            kv_position = tl.load(kv_positions_S + first_slot + n, mask=is_slot, other=0)
+            seen = seen & (kv_position[None, :] > q_position[:, None] - window)
+        scores = tl.where(seen, scores * LOG2E, float("-inf"))
+        new_top = tl.maximum(top, tl.max(scores, 1))
+        base = tl.where(new_top == float("-inf"), 0.0, new_top)
+        shrink = tl.exp2(top - base)
+        p = tl.exp2(scores - base[:, None])
+        total = total * shrink + tl.sum(p, 1)
+        v_at = (slot * K + head)[:, None] * E + e[None, :]
+        v = tl.load(v_NKD + v_at, mask=is_slot[:, None] & (e < E)[None, :], other=0.0)
+        acc = acc * shrink[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
+        top = new_top
+
+    some = total > 0.0
+    out = acc / tl.where(some, total, 1.0)[:, None]
+    lse = tl.where(some, top + tl.log2(tl.where(some, total, 1.0)), float("-inf"))
+    at = (part + row).to(tl.int64) * (K * G) + q_head
+    tl.store(parts_PQE + at[:, None] * E + e[None, :], out, mask=is_row[:, None] & (e < E)[None, :])
+    tl.store(lse_PQ + at, lse, mask=is_row)
+
+
+@triton.jit
+def merge_parts(
+    parts_PQE,
+    lse_PQ,
+    row_first,
+    row_parts,
+    sinks_Q,
+    out_TQE,
+    Q: tl.constexpr,
+    E: tl.constexpr,
+    Q_BLOCK: tl.constexpr,
+    E_PAD: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+):
+    """One row's parts row_parts[row_first[t] : row_first[t + 1]], Q_BLOCK query heads: grid (T, ceil(Q / Q_BLOCK))."""
+    row = tl.program_id(0)
+    q = tl.program_id(1) * Q_BLOCK + tl.arange(0, Q_BLOCK)
+    e = tl.arange(0, E_PAD)
+    is_q = q < Q
+    both = is_q[:, None] & (e < E)[None, :]
+    top = tl.full([Q_BLOCK], float("-inf"), tl.float32)
+    total = tl.zeros([Q_BLOCK], tl.float32)
+    acc = tl.zeros([Q_BLOCK, E_PAD], tl.float32)
+    for i in range(tl.load(row_first + row), tl.load(row_first + row + 1)):
+        at = tl.load(row_parts + i).to(tl.int64) * Q + q
+        lse = tl.load(lse_PQ + at, mask=is_q, other=float("-inf"))
+        out = tl.load(parts_PQE + at[:, None] * E + e[None, :], mask=both, other=0.0).to(tl.float32)
+        new_top = tl.maximum(top, lse)
+        base = tl.where(new_top == float("-inf"), 0.0, new_top)
+        shrink, weight = tl.exp2(top - base), tl.exp2(lse - base)
+        acc = acc * shrink[:, None] + out * weight[:, None]
+        total = total * shrink + weight
+        top = new_top
+    if HAS_SINKS:
+        base = tl.where(top == float("-inf"), 0.0, top)
+        total += tl.exp2(tl.load(sinks_Q + q, mask=is_q, other=0.0).to(tl.float32) * LOG2E - base)
+    out = acc / tl.where(total > 0.0, total, 1.0)[:, None]
+    tl.store(out_TQE + (row.to(tl.int64) * Q + q)[:, None] * E + e[None, :], out, mask=both)

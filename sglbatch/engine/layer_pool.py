@@ -1,0 +1,45 @@
+"""The KV pool of one layer.
+
+Shape suffixes: N slots (the last one is scratch), K key/value heads, D head size.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from sglbatch.engine.attention.torch import AttentionKind
+
+
+class Attention(Protocol):
+    """The attention of one flat batch: ``attention.torch`` or ``attention.triton``."""
+
+    def write(self, k_NKD: torch.Tensor, v_NKD: torch.Tensor, k_TKD: torch.Tensor, v_TKD: torch.Tensor) -> None: ...
+
+    def __call__(
+        self,
+        q_TQD: torch.Tensor,
+        k_NKD: torch.Tensor,
+        v_NKD: torch.Tensor,
+        kind: AttentionKind,
+        sinks_Q: torch.Tensor | None = None,
+    ) -> torch.Tensor: ...
+
+
+class LayerPool:
+    """Keys and values of one layer, and the attention of the step that is running."""
+
+    def __init__(self) -> None:
+        self.k_NKD: torch.Tensor = torch.empty(0)
+        self.v_NKD: torch.Tensor = torch.empty(0)
+        self.attention: Attention | None = None
+        self.num_query_heads = 0
+        self.head_shapes: tuple[tuple[int, int], tuple[int, int]] | None = None
+        """(K, D) of keys and of values, seen by the probe."""
+
+    def allocate(self, num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
+        assert self.head_shapes is not None
+        k_shape, v_shape = self.head_shapes
+        self.k_NKD = torch.empty(num_slots + 1, *k_shape, dtype=dtype, device=device)
+        self.v_NKD = torch.empty(num_slots + 1, *v_shape, dtype=dtype, device=device)

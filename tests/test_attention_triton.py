@@ -1,0 +1,114 @@
+"""The Triton kernels against plain torch attention: under Triton's interpreter here, compiled where there is a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+pytest.importorskip("triton", reason="triton has no build for this platform")
+
+from sglbatch.engine.attention.torch import AttentionKind, TorchAttention
+from sglbatch.engine.attention.triton import TritonAttention
+from sglbatch.engine.engine import LocalEngine
+from sglbatch.engine.model_runner import ATTENTION_NAME, ModelRunner
+from sglbatch.engine.scheduler import SchedulerConfig
+from sglbatch.types import Choose, Generate, Operation, Request, Result
+from tests.engine_stub import VOCAB, StubTokenizer
+from tests.test_attention_torch import NUM_SLOTS, mixed_batch
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+KINDS = {
+    "plain": AttentionKind(scaling=0.2),
+    "softcap": AttentionKind(scaling=0.2, softcap=5.0),
+    "window": AttentionKind(scaling=0.2, window=17),
+}
+
+
+def relative_error(heads: tuple[int, int], sizes: tuple[int, int], kind: AttentionKind, dtype: torch.dtype) -> float:
+    batch = mixed_batch(seed=3)
+    torch.manual_seed(0)
+    q = torch.randn(len(batch.input_ids), heads[0], sizes[0], device=DEVICE).to(dtype)
+    k, v = (torch.randn(NUM_SLOTS + 1, heads[1], size, device=DEVICE).to(dtype) for size in sizes)
+    sinks = torch.randn(heads[0], device=DEVICE)
+    attention = TritonAttention(batch, DEVICE, group=heads[0] // heads[1])
+    got = attention(q, k, v, kind, sinks).double().cpu()
+    oracle = TorchAttention(batch, torch.device("cpu"))
+    expected = oracle(q.cpu().float(), k.cpu().float(), v.cpu().float(), kind, sinks.cpu()).double()
+    return float((got - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("heads", [(4, 4), (6, 2), (4, 1)], ids=["mha", "gqa", "mqa"])
+def test_equals_torch(heads: tuple[int, int], kind: str) -> None:
+    assert relative_error(heads, (16, 24), KINDS[kind], torch.float32) < 1e-5
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("heads", "size"), [((4, 4), 64), ((6, 2), 128), ((32, 8), 128), ((8, 8), 80), ((4, 1), 256)])
+def test_compiled_equals_torch(heads: tuple[int, int], size: int, kind: str, dtype: torch.dtype) -> None:
+    limit = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 2e-3}[dtype]
+    assert relative_error(heads, (size, size), KINDS[kind], dtype) < limit
+
+
+def tiny_engine(kernels: Any) -> LocalEngine:
+    """A random two-layer Llama; with triton kernels its layers are fused, which checks them against the plain ones."""
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=48,
+        intermediate_size=80,
+        num_hidden_layers=2,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=16,
+        attn_implementation=ATTENTION_NAME,
+    )
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(config).eval()
+    for parameter in model.parameters():
+        parameter.data.normal_(0, 0.3)
+    runner = ModelRunner(model.to(DEVICE), vocab_size=VOCAB, kernels=kernels)
+    assert runner.probe() == [0, 1]
+    runner.allocate(400)
+    if kernels == "triton":
+        runner.fuse()
+    return LocalEngine(
+        runner,
+        StubTokenizer(),  # type: ignore[arg-type]
+        identity="tiny",
+        context_len=400,
+        scheduler_config=SchedulerConfig(num_slots=400, max_batch_tokens=40, max_rows=8),
+        overlap=kernels == "triton",
+    )
+
+
+def test_the_fused_engine_equals_the_plain_one() -> None:
+    """Prefill that shares, decode, choices and cut rows through fused layers and Triton attention, two cohorts."""
+    rng = np.random.default_rng(0)
+    shared = rng.integers(1, VOCAB, size=40)
+    requests = []
+    for i in range(9):
+        prompt = np.concatenate([shared, rng.integers(1, VOCAB, size=3 + i % 4)]).astype(np.int32)
+        operation: Operation = Generate(max_tokens=4, temperature=0.0)
+        if i % 3 == 0:
+            operation = Choose(alternatives=((1,), (2, 3), (2, 4)))
+        requests.append(Request(request_id=i, program_id=i, prompt_ids=prompt, operation=operation, seed=i))
+    results: list[dict[int, Result]] = []
+    for kernels in ("torch", "triton"):
+        engine = tiny_engine(kernels)
+        engine.submit(requests)
+        answers: dict[int, Result] = {}
+        while engine.has_unfinished:
+            answers |= {r.request_id: r for r in engine.step()}
+            engine.scheduler.check_integrity()
+        results.append(answers)
+    for i in range(9):
+        plain, fused = results[0][i], results[1][i]
+        assert plain.output_ids == fused.output_ids and plain.choice == fused.choice
+        if plain.choice_logprobs is not None:
+            assert fused.choice_logprobs == pytest.approx(plain.choice_logprobs, abs=1e-3)
