@@ -2,19 +2,53 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
+from sglbatch.api_spec import ApiModel
 from sglbatch.job.config import RunConfig
 from sglbatch.models import LocalModel
 from sglbatch.tokenizer import Tokenizer
 from sglbatch.types import Backend
 
 
+def load_backend(model: LocalModel | ApiModel, tokenizer: Tokenizer | None, config: RunConfig) -> Backend:
+    """What answers a job's calls; called only when there is something to compute."""
+    if isinstance(model, ApiModel):
+        return load_api(model, tokenizer, config)
+    assert tokenizer is not None
+    return load_local(model, tokenizer, config)
+
+
 def load_local(model: LocalModel, tokenizer: Tokenizer, config: RunConfig) -> Backend:
-    """The engine in this process. Imports torch, so it is called only when there is something to compute."""
+    """The engine in this process. Imports torch."""
     from sglbatch.engine import load_engine
 
     sizes: dict[str, Any] = {"kv_tokens": config.kv_tokens, "max_batch_tokens": config.max_batch_tokens}
     given = {name: value for name, value in sizes.items() if value is not None}
     backend: Backend = load_engine(model, tokenizer, dtype=config.dtype, reserve=config.reserve, **given)
     return backend
+
+
+def load_api(model: ApiModel, tokenizer: Tokenizer | None, config: RunConfig) -> Backend:
+    """A client of the model's endpoint. Imports the client library; reads the key.
+
+    Raises:
+        SglbatchError: ``no-api-key``, ``unknown-price``, ``bad-option``.
+    """
+    from sglbatch.api_spec.backend import ApiBackend
+    from sglbatch.api_spec.budget import Budget
+    from sglbatch.api_spec.client import Endpoint
+    from sglbatch.api_spec.limits import Limits
+    from sglbatch.api_spec.prices import output_weight, prices_for
+    from sglbatch.api_spec.speculation import OUTPUT_WEIGHT, Speculation
+    from sglbatch.api_spec.tokens import counter_for
+
+    limits = Limits(requests_per_min=config.requests_per_min, tokens_per_min=config.tokens_per_min)
+    prices = prices_for(model, config.price)
+    cap = None if config.max_cost is None else Decimal(str(config.max_cost))
+    endpoint = Endpoint(
+        model=model, limits=limits, budget=Budget(prices, max_cost=cap), timeout_s=config.request_timeout_s
+    )
+    speculation = Speculation(output_weight(prices) or OUTPUT_WEIGHT)
+    return ApiBackend(endpoint, counter_for(tokenizer), concurrency=config.concurrency, speculation=speculation)

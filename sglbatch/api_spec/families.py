@@ -1,0 +1,121 @@
+"""What the families of models differ in: one table, looked up by the model's name."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from sglbatch.errors import SglbatchError
+from sglbatch.types import Generate, TextChoices
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Family:
+    """Models that take the same arguments.
+
+    Args:
+        chat, completions: the endpoints that serve them.
+        max_tokens_field: the argument that bounds an answer.
+        num_stops: how many stop strings a request takes; others are cut off the answer here.
+        sampling: temperature, top_p and penalties are taken.
+        extra_sampling: top_k and min_p are taken (the open servers).
+        schema: answers can be held to a JSON schema.
+        hidden_tokens: room for tokens that are generated, billed and not shown, beyond an answer's own.
+        encoding: the tokeniser's name, where it is known.
+    """
+
+    name: str
+    pattern: str
+    chat: bool = True
+    completions: bool = False
+    max_tokens_field: str = "max_tokens"
+    num_stops: int = 4
+    sampling: bool = True
+    extra_sampling: bool = False
+    schema: bool = True
+    hidden_tokens: int = 0
+    encoding: str | None = None
+
+
+FAMILIES: Final = (
+    Family(
+        name="reasoning",
+        pattern=r"(gpt-5(?!.*chat)|o[1-9])",
+        max_tokens_field="max_completion_tokens",
+        num_stops=0,
+        sampling=False,
+        hidden_tokens=4096,
+        encoding="o200k",
+    ),
+    Family(
+        name="instruct",
+        pattern=r"(gpt-3\.5-turbo-instruct|davinci-002|babbage-002)",
+        chat=False,
+        completions=True,
+        schema=False,
+        encoding="cl100k",
+    ),
+    Family(name="gpt-3.5 and gpt-4", pattern=r"(gpt-3\.5|gpt-4(?!o|\.))", schema=False, encoding="cl100k"),
+    Family(name="gpt", pattern=r"(gpt-|chatgpt)", max_tokens_field="max_completion_tokens", encoding="o200k"),
+)
+
+OPEN_SERVER: Final = Family(name="open server", pattern="", completions=True, extra_sampling=True)
+"""vLLM, SGLang, llama.cpp and others that serve any model: both endpoints, all of the sampling arguments."""
+
+
+def family_of(model: str, *, own_endpoint: bool) -> Family:
+    """The family of an OpenAI model, or of whatever a server at another address serves.
+
+    Raises:
+        SglbatchError: ``unknown-api-model`` for a name that no family of OpenAI's own has.
+    """
+    if own_endpoint:
+        return OPEN_SERVER
+    for family in FAMILIES:
+        if re.match(family.pattern, model.removeprefix("ft:")):
+            return family
+    raise SglbatchError(
+        "unknown-api-model",
+        f"OpenAI's models are not called like {model!r}",
+        hint=f"check the name; for another server's model: --model openai/{model} --base-url http://HOST:PORT/v1",
+    )
+
+
+def check_question(question: Generate | TextChoices, family: Family, model: str) -> None:
+    """Raises SglbatchError ``unsupported-by-model`` for an argument that the model cannot honour."""
+    for name, value in _refused(question, family):
+        raise SglbatchError(
+            "unsupported-by-model",
+            f"{model} cannot honour {name}={value!r}",
+            hint=_hint(name),
+        )
+
+
+def _refused(question: Generate | TextChoices, family: Family) -> list[tuple[str, object]]:
+    if isinstance(question, TextChoices):
+        given: list[tuple[str, object]] = [("temperature", question.temperature)]
+        return [] if family.sampling or question.temperature in (0, 1) else given
+    refused: list[tuple[str, object]] = []
+    if not family.sampling:
+        neutral = {"temperature": 1.0, "top_p": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
+        refused += [
+            (name, getattr(question, name)) for name, value in neutral.items() if getattr(question, name) != value
+        ]
+    if not family.extra_sampling:
+        refused += [("top_k", question.top_k)] if question.top_k > 0 else []
+        refused += [("min_p", question.min_p)] if question.min_p > 0 else []
+    unknown = {
+        "min_tokens": 0,
+        "stop_token_ids": (),
+        "ignore_eos": False,
+        "num_top_logprobs": None,
+        "input_logprobs_from": None,
+    }
+    return refused + [(n, getattr(question, n)) for n, value in unknown.items() if getattr(question, n) != value]
+
+
+def _hint(name: str) -> str:
+    if name == "temperature":
+        return "give --temperature 1, or take temperature out of the template: this model samples at 1 only"
+    return f"leave {name} out"

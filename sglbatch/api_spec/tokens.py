@@ -1,0 +1,118 @@
+"""Counting and cutting text in a model's tokens, exactly where its tokenizer is known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+import numpy as np
+
+from sglbatch.lang.chat import ChatTemplate
+from sglbatch.tokenizer import Tokenizer
+from sglbatch.types import Prompt, Text, TokenIds
+
+BYTES_PER_TOKEN: Final = 4
+"""A guess that is a little high for English prose."""
+
+MESSAGE_BYTES: Final = 4 * BYTES_PER_TOKEN
+
+Messages = Sequence[tuple[str, str]]
+
+
+class Counter(Protocol):
+    """Ids of prompts, to order and count them by."""
+
+    @property
+    def exact(self) -> bool:
+        """The counts are the model's own."""
+
+    def text_ids(self, text: str) -> TokenIds:
+        """A plain prompt's."""
+
+    def chat_ids(self, messages: Messages) -> TokenIds:
+        """Those of messages as the model gets them, up to where its answer begins."""
+
+    def num_tokens(self, ids: TokenIds) -> int: ...
+
+    def count(self, text: str) -> int:
+        """Tokens of a piece of text by itself."""
+
+    def first(self, text: str, max_tokens: int) -> str | None:
+        """The beginning of a generated text that has at most so many tokens; None where that cannot be told."""
+
+    def show(self, ids: TokenIds) -> str: ...
+
+
+class ByteCounter:
+    """Where the tokenizer is not known: ids are bytes, and four of them are taken for a token."""
+
+    exact: Final = False
+
+    def text_ids(self, text: str) -> TokenIds:
+        return np.frombuffer(text.encode("utf-8", "surrogatepass"), dtype=np.uint8).astype(np.int32)
+
+    def chat_ids(self, messages: Messages) -> TokenIds:
+        return self.text_ids(
+            "".join(f"\x01{role:<{MESSAGE_BYTES - 2}.{MESSAGE_BYTES - 2}}\x02{text}" for role, text in messages)
+            + "\x01assistant\x02"
+        )
+
+    def num_tokens(self, ids: TokenIds) -> int:
+        return -(-len(ids) // BYTES_PER_TOKEN)
+
+    def count(self, text: str) -> int:
+        return -(-len(text.encode("utf-8", "surrogatepass")) // BYTES_PER_TOKEN)
+
+    def first(self, text: str, max_tokens: int) -> str | None:
+        """A token has at least one byte, so a text of no more bytes than tokens fits; of others nothing is known."""
+        return text if len(text.encode("utf-8", "surrogatepass")) <= max_tokens else None
+
+    def show(self, ids: TokenIds) -> str:
+        return bytes(ids.astype(np.uint8).tolist()).decode("utf-8", "replace")
+
+
+class TokenizerCounter:
+    """The model's own tokenizer and chat template."""
+
+    exact: Final = True
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._chat = ChatTemplate(tokenizer.chat_template, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token)
+        self._specials = frozenset(tokenizer.specials)
+        self._special_texts = {token_id: text.encode() for text, token_id in tokenizer.specials.items()}
+
+    def text_ids(self, text: str) -> TokenIds:
+        return self._tokenizer.encode_prompts([(Text(text),)])[0]
+
+    def chat_ids(self, messages: Messages) -> TokenIds:
+        prompt: list[Text] = []
+        roles: tuple[str, ...] = ()
+        for role, content in messages:
+            roles = (*roles, role)
+            frame = self._chat.frame(roles)
+            prompt += [Text(frame.prefix, self._specials), Text(content), Text(frame.suffix, self._specials)]
+        prompt.append(Text(self._chat.frame((*roles, "assistant")).prefix, self._specials))
+        whole: Prompt = tuple(prompt)
+        return self._tokenizer.encode_prompts([whole])[0]
+
+    def num_tokens(self, ids: TokenIds) -> int:
+        return len(ids)
+
+    def count(self, text: str) -> int:
+        return len(self._tokenizer.encode(text))
+
+    def first(self, text: str, max_tokens: int) -> str | None:
+        ids = self._tokenizer.encode(text)
+        if len(ids) <= max_tokens:
+            return text
+        return self._tokenizer.decode(ids[:max_tokens]).rstrip("\ufffd")
+
+    def show(self, ids: TokenIds) -> str:
+        pieces = (self._special_texts.get(i) or self._tokenizer.token_bytes[i] for i in ids.tolist())
+        return b"".join(pieces).decode("utf-8", "replace")
+
+
+def counter_for(tokenizer: Tokenizer | None) -> Counter:
+    """The counter of a model whose tokenizer is known, or not."""
+    return ByteCounter() if tokenizer is None else TokenizerCounter(tokenizer)
