@@ -65,10 +65,11 @@ def check_texts(requests: list[Request], results: dict[int, Result]) -> None:
 
 
 @pytest.fixture(scope="module")
-def small_steps_overlap() -> Iterator[None]:
-    """Two cohorts however few rows there are."""
+def small_numbers_count() -> Iterator[None]:
+    """Two cohorts however few rows there are, and hopeful reservations from the first row on: rows must pause."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sglbatch.engine.engine.MIN_OVERLAP_TOKENS", 1)
+        patch.setattr("sglbatch.engine.scheduler.MIN_FINISHED", 0)
         yield
 
 
@@ -113,7 +114,7 @@ def largest(work: list[tuple[list[int], Operation]]) -> int:
         {"max_batch_tokens": st.sampled_from([9, 16, 64]), "max_rows": st.sampled_from([1, 3, 8])}
     ),
 )
-@pytest.mark.usefixtures("small_steps_overlap")
+@pytest.mark.usefixtures("small_numbers_count")
 def test_soft_reservation(  # noqa: PLR0917
     work: list[tuple[list[int], Operation]],
     extra: int,
@@ -138,7 +139,7 @@ def test_soft_reservation(  # noqa: PLR0917
     overlap=st.booleans(),
 )
 @example(work=[([1, 2], Choose(alternatives=((1,), (1, 2))))], extra=0, max_batch_tokens=16, overlap=False)
-@pytest.mark.usefixtures("small_steps_overlap")
+@pytest.mark.usefixtures("small_numbers_count")
 def test_full_reservation_computes_every_token_once(
     work: list[tuple[list[int], Operation]], extra: int, max_batch_tokens: int, overlap: bool
 ) -> None:
@@ -175,6 +176,7 @@ def test_other_orders_compute_more(num_slots: int) -> None:
     assert computed["first-come"] > 2 * computed["planned"]
 
 
+@pytest.mark.usefixtures("small_numbers_count")
 def test_the_head_gets_a_token_in_every_step() -> None:
     """However little memory there is, the least unfinished request advances whenever it is prefilled."""
     engine, _ = make_engine(60, max_batch_tokens=200, max_rows=50)
@@ -188,6 +190,7 @@ def test_the_head_gets_a_token_in_every_step() -> None:
         if head is not None and head.request.request_id not in finished:
             assert len(head.output_ids) == before + 1
         engine.scheduler.check_integrity()
+    assert engine.stats().recomputed_tokens > 0, "with so little memory rows must have paused"
 
 
 @settings(max_examples=30, deadline=None)

@@ -14,13 +14,13 @@ Shapes: T flat tokens, S context slots of a work, R one-token rows.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from sglbatch.engine.radix.tree import RadixNode
-from sglbatch.engine.sequence import Piece, Step
+from sglbatch.engine.sequence import OwnNodes, Piece, Step
 
 Ints = npt.NDArray[np.int64]
 
@@ -82,29 +82,44 @@ class FlatBatch:
     singles: SingleWork
 
 
-def flatten(step: Step) -> tuple[FlatBatch, dict[int, int]]:
-    """The step's arrays, and the flat index of each piece's first token by ``id(piece)``."""
+def flatten(step: Step, *, with_positions: bool) -> tuple[FlatBatch, dict[int, int]]:
+    """The step's arrays, and the flat index of each piece's first token by ``id(piece)``.
+
+    Args:
+        with_positions: some layer looks at positions (a sliding window); else works' positions may be left 0.
+    """
     pieces = step.pieces
-    lens = [len(p.token_ids) for p in pieces]
-    offsets = np.concatenate([[0], np.cumsum(lens)]).astype(np.int64)
-    shared, own_context = _share_context(pieces, offsets)
-    causal = [
-        _causal_work(piece, own, int(offsets[i]))
-        for i, (piece, own) in enumerate(zip(pieces, own_context, strict=True))
-        if lens[i] > 1
-    ]
-    single = [i for i, n in enumerate(lens) if n == 1]
+    lens = np.array([len(p.token_ids) for p in pieces], dtype=np.int64)
+    ends = np.cumsum(lens)
+    offsets = (ends - lens).tolist()
+    shared, own = _share_context(pieces, [*offsets, int(ends[-1])])
+    starts = np.array([p.start for p in pieces], dtype=np.int64)
+    input_ids, write_slots = np.empty((2, int(ends[-1])), dtype=np.int64)
+    causal = []
+    for i in np.nonzero(lens > 1)[0].tolist():
+        piece, rows = pieces[i], slice(offsets[i], offsets[i] + len(pieces[i].token_ids))
+        slots, positions = _own_slots(piece, own[i])
+        causal.append(CausalWork(q_start=rows.start, q_end=rows.stop, slots=slots, positions=positions))
+        input_ids[rows] = piece.token_ids
+        write_slots[rows] = slots[-len(piece.token_ids) :] if piece.write_slots is None else piece.write_slots
+    single = np.nonzero(lens == 1)[0].tolist()
+    singles = _single_work([pieces[i] for i in single], [own[i] for i in single], with_positions=with_positions)
+    rows_R = np.array([offsets[i] for i in single], dtype=np.int64)
+    input_ids[rows_R] = [pieces[i].token_ids[0] for i in single]
+    write_slots[rows_R] = singles.slots[np.cumsum(singles.lens) - 1]
+    for i in single:
+        given = pieces[i].write_slots
+        if given is not None:
+            write_slots[offsets[i]] = given[0]
     batch = FlatBatch(
-        input_ids=np.concatenate([p.token_ids for p in pieces]).astype(np.int64),
-        positions=np.concatenate([np.arange(p.start, p.end, dtype=np.int64) for p in pieces]),
-        write_slots=np.concatenate([p.write_slots for p in pieces]),
+        input_ids=input_ids,
+        positions=np.arange(len(input_ids)) + np.repeat(starts - (ends - lens), lens),
+        write_slots=write_slots,
         shared=shared,
         causal=causal,
-        singles=_single_work(
-            [int(offsets[i]) for i in single], [_own_slots(pieces[i], own_context[i]) for i in single]
-        ),
+        singles=replace(singles, rows=rows_R),
     )
-    return batch, {id(p): int(offset) for p, offset in zip(pieces, offsets, strict=False)}
+    return batch, {id(p): offset for p, offset in zip(pieces, offsets, strict=True)}
 
 
 def single_sequence(ids: Ints) -> FlatBatch:
@@ -112,7 +127,12 @@ def single_sequence(ids: Ints) -> FlatBatch:
     places = np.arange(len(ids), dtype=np.int64)
     own = CausalWork(q_start=0, q_end=len(ids), slots=places, positions=places)
     return FlatBatch(
-        input_ids=ids, positions=places, write_slots=places, shared=[], causal=[own], singles=_single_work([], [])
+        input_ids=ids,
+        positions=places,
+        write_slots=places,
+        shared=[],
+        causal=[own],
+        singles=SingleWork(rows=NO_INTS, slots=NO_INTS, positions=NO_INTS, lens=NO_INTS),
     )
 
 
@@ -123,27 +143,33 @@ class _Open:
     first_piece: int
 
 
-def _share_context(pieces: Seq[Piece], offsets: Ints) -> tuple[list[SharedWork], list[list[tuple[Ints, int]]]]:
+def _share_context(pieces: Seq[Piece], offsets: list[int]) -> tuple[list[SharedWork], list[OwnNodes]]:
     """Sweeps over the pieces with the stack of nodes on the current path.
 
-    Returns the shared works, and for each piece the (slots, first position) that it attends to by itself.
+    Returns the shared works, and for each piece the (node, number of its tokens) that it attends to by itself.
     """
     shared: list[SharedWork] = []
-    own: list[list[tuple[Ints, int]]] = [[] for _ in pieces]
+    own: list[OwnNodes] = [[] for _ in pieces]
     stack: list[_Open] = []
 
     def close(depth: int, piece: int) -> None:
         while len(stack) > depth:
             top = stack.pop()
-            slots, q_start, q_end = top.node.slots[: top.length], offsets[top.first_piece], offsets[piece]
-            if top.length >= MIN_SHARED_TOKENS and q_end - q_start >= MIN_SHARED_ROWS:
-                work = SharedWork(q_start=int(q_start), q_end=int(q_end), slots=slots, position=top.node.start)
-                shared.append(work)
+            if top.length >= MIN_SHARED_TOKENS and offsets[piece] - offsets[top.first_piece] >= MIN_SHARED_ROWS:
+                rows = {"q_start": offsets[top.first_piece], "q_end": offsets[piece]}
+                shared.append(SharedWork(**rows, slots=top.node.slots[: top.length], position=top.node.start))
             else:
                 for i in range(top.first_piece, piece):
-                    own[i].append((slots, top.node.start))
+                    own[i].append((top.node, top.length))
 
     for i, piece in enumerate(pieces):
+        leaf = piece.sequence.node
+        assert leaf is not None
+        if piece.tail_len and stack and leaf.parent is stack[-1].node.parent and leaf is not stack[-1].node:
+            # a decoding row beside its sibling: only the last node differs
+            close(len(stack) - 1, i)
+            stack.append(_Open(leaf, len(leaf.ids), i))
+            continue
         context = _context(piece)
         depth = 0
         while depth < min(len(stack), len(context)) and (stack[depth].node, stack[depth].length) == context[depth]:
@@ -154,16 +180,16 @@ def _share_context(pieces: Seq[Piece], offsets: Ints) -> tuple[list[SharedWork],
     return shared, own
 
 
-def _context(piece: Piece) -> list[tuple[RadixNode, int]]:
+def _context(piece: Piece) -> OwnNodes:
     """The nodes before the piece's first token, each with how many of its tokens lie before it."""
     return [(node, min(len(node.ids), piece.start - node.start)) for node in piece.path if node.start < piece.start]
 
 
-def _own_slots(piece: Piece, context: list[tuple[Ints, int]]) -> tuple[Ints, Ints]:
+def _own_slots(piece: Piece, context: OwnNodes) -> tuple[Ints, Ints]:
     """Slots and positions of what the piece attends to by itself; its own new tokens come last."""
-    parts = list(context)
-    if len(piece.tail_slots):
-        parts.append((piece.tail_slots, piece.end - len(piece.tail_slots)))
+    parts = [(node.slots[:length], node.start) for node, length in context]
+    if piece.tail_len:
+        parts.append((piece.sequence.tail_slots[: piece.tail_len], piece.end - piece.tail_len))
     else:
         for node in piece.path:
             begin, end = max(piece.start, node.start), min(piece.end, node.end)
@@ -174,15 +200,22 @@ def _own_slots(piece: Piece, context: list[tuple[Ints, int]]) -> tuple[Ints, Int
     return slots, positions
 
 
-def _causal_work(piece: Piece, context: list[tuple[Ints, int]], q_start: int) -> CausalWork:
-    slots, positions = _own_slots(piece, context)
-    return CausalWork(q_start=q_start, q_end=q_start + len(piece.token_ids), slots=slots, positions=positions)
-
-
-def _single_work(rows: list[int], own: list[tuple[Ints, Ints]]) -> SingleWork:
+def _single_work(pieces: list[Piece], own: list[OwnNodes], *, with_positions: bool) -> SingleWork:
+    """The works of one-token pieces; ``rows`` is left empty."""
+    if with_positions:
+        pairs = [_own_slots(piece, nodes) for piece, nodes in zip(pieces, own, strict=True)]
+        runs, positions = [slots for slots, _ in pairs], [positions for _, positions in pairs]
+    else:
+        runs, positions = [_own_run(piece, nodes) for piece, nodes in zip(pieces, own, strict=True)], []
+    slots = np.concatenate([NO_INTS, *runs])
     return SingleWork(
-        rows=np.array(rows, dtype=np.int64),
-        slots=np.concatenate([slots for slots, _ in own]) if own else NO_INTS,
-        positions=np.concatenate([positions for _, positions in own]) if own else NO_INTS,
-        lens=np.array([len(slots) for slots, _ in own], dtype=np.int64),
+        rows=NO_INTS,
+        slots=slots,
+        positions=np.concatenate([NO_INTS, *positions]) if with_positions else np.zeros_like(slots),
+        lens=np.array([len(run) for run in runs], dtype=np.int64),
     )
+
+
+def _own_run(piece: Piece, nodes: OwnNodes) -> Ints:
+    """The slots of ``_own_slots``, for decoding rows from what the sequence remembers."""
+    return piece.sequence.own_run(nodes, piece.tail_len) if piece.tail_len else _own_slots(piece, nodes)[0]

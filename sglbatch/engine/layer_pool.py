@@ -35,6 +35,7 @@ class LayerPool:
         self.v_NKD: torch.Tensor = torch.empty(0)
         self.attention: Attention | None = None
         self.num_query_heads = 0
+        self.has_window = False
         self.head_shapes: tuple[tuple[int, int], tuple[int, int]] | None = None
         """(K, D) of keys and of values, seen by the probe."""
 

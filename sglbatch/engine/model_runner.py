@@ -10,6 +10,7 @@ heads, Q query heads, D head size.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -57,6 +58,7 @@ def attention_hook(
     if pool.attention is None:
         pool.head_shapes = (tuple(k_TKD.shape[1:]), tuple(v_TKD.shape[1:]))  # type: ignore[assignment]
         pool.num_query_heads = query.shape[1]
+        pool.has_window = sliding_window is not None
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1]), None
     kind = AttentionKind(
         scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
@@ -202,7 +204,7 @@ class ModelRunner:
         states = [row.stored[0][row.stored[1]] for row in old]
         if not step.pieces:
             return torch.stack(states), old
-        batch, offsets = flatten(step)
+        batch, offsets = flatten(step, with_positions=self._has_windows)
         new_RH = self._forward(batch, [offsets[id(row.piece)] + row.offset for row in new])
         kept_RH = new_RH[: len(step.new_states)].clone()
         for i, row in enumerate(new):
@@ -234,7 +236,11 @@ class ModelRunner:
         hidden_TH: torch.Tensor = output.last_hidden_state[0]
         return hidden_TH
 
-    @property
+    @cached_property
+    def _has_windows(self) -> bool:
+        return any(pool.has_window for pool in self._pools.values())
+
+    @cached_property
     def _group(self) -> int:
         """Query heads for each key/value head; the same in every layer."""
         (group,) = {p.num_query_heads // p.head_shapes[0][0] for p in self._pools.values() if p.head_shapes}

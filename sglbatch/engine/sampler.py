@@ -51,6 +51,10 @@ class Sampling:
         return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0
 
 
+GREEDY = Sampling(temperature=0.0)
+"""The most probable token, nothing else asked."""
+
+
 @dataclass(frozen=True, slots=True)
 class Drawn:
     """A token with log-probabilities under the model's own distribution: its own, and the likeliest ones."""
@@ -82,6 +86,8 @@ def sample(logits_RV: torch.Tensor, samplings: Sequence[Sampling]) -> list[int]:
 
 def sample_tokens(logits_RV: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor:
     """As ``sample``, int64 [R] on the logits' device."""
+    if all(s is GREEDY for s in samplings):
+        return logits_RV.argmax(dim=-1)
     for i, sampling in enumerate(samplings):
         if sampling.penalties or sampling.banned:
             _adjust(logits_RV[i], sampling)

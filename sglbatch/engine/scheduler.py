@@ -24,6 +24,9 @@ from sglbatch.engine.radix.tree import RadixNode, RadixTree, common_prefix_len
 from sglbatch.engine.sequence import TAIL_RUN, Action, Piece, Sequence, StateRow, Step
 from sglbatch.types import TokenIds
 
+MIN_FINISHED = 64
+EXPECTED_MARGIN = 1.15
+"""Soft reservation promises this much more than rows have used on average, once so many have finished."""
 NO_SLOTS = np.empty(0, dtype=np.int64)
 
 
@@ -35,8 +38,8 @@ class SchedulerConfig:
         num_slots: KV slots (tokens) in the pool.
         max_batch_tokens: tokens a step may put through the model.
         max_rows: rows that decode at once.
-        reserve: "full" admits a row only with room for all its tokens, so nobody ever pauses; "soft" admits
-            when the prompt and the first tokens fit.
+        reserve: "full" admits a row only with room for all its tokens, so nobody ever pauses; "soft" with room
+            for as many as rows have used so far, on average and a little more.
         retain: keep finished paths until their slots are needed (interactive use), instead of freeing what no
             planned request and no running program can use.
     """
@@ -76,6 +79,9 @@ class Scheduler:
         """Actions whose outputs have not come back."""
         self._planned: list[Sequence] = []
         self._follow_ups: list[Sequence] = []
+        self._num_finished = 0
+        self._finished_tail = 0
+        self._finished_max_tail = 0
         self._pinned: RadixNode = self.tree.root
         self._kept: dict[int, list[RadixNode]] = defaultdict(list)
         self._kept_ids: dict[int, TokenIds] = {}
@@ -115,6 +121,7 @@ class Scheduler:
                 break
             if not sequence.in_flight and sequence.node is not None and self._grow(sequence):
                 self._decode(sequence, step)
+        num_decoding = len(step.pieces)
         budget = self.config.max_batch_tokens - step.num_tokens
         if self.cut is not None:
             sequence, self.cut = self.cut, None
@@ -126,7 +133,8 @@ class Scheduler:
             heapq.heappop(self._queue_of(waiting))
             budget = self._prefill(waiting, budget, step)
         self._pin_next_planned()
-        step.pieces.sort(key=lambda piece: piece.sequence.priority)
+        if len(step.pieces) > num_decoding:  # decoding rows alone are in order
+            step.pieces.sort(key=lambda piece: piece.sequence.priority)
         for action in step.actions:
             action.sequence.in_flight = True
         self.num_in_flight += len(step.actions)
@@ -151,13 +159,13 @@ class Scheduler:
 
     def _decode(self, sequence: Sequence, step: Step) -> None:
         """Feeds what was sampled, or forced by a constraint, and not fed yet."""
-        tokens = np.array(sequence.output_ids[sequence.num_fed :], dtype=np.int32)
+        tokens = sequence.output_ids[sequence.num_fed :]
         position = len(sequence.ids) + sequence.tail_len
         sequence.tail_len += len(tokens)
-        tail = sequence.tail_slots[: sequence.tail_len]
-        piece = Piece(sequence, tokens, start=position, write_slots=tail[-len(tokens) :], tail_slots=tail)
+        piece = Piece(sequence, tokens, position, tail_len=sequence.tail_len)
         step.pieces.append(piece)
-        step.actions.append(Action(sequence, StateRow(piece, len(tokens) - 1), piece.end - 1, ()))
+        last = len(tokens) - 1
+        step.actions.append(Action(sequence, StateRow(piece, last), position + last, ()))
 
     def _grow(self, sequence: Sequence) -> bool:
         """Sees that the row has slots for the tokens it will feed; False when it had to pause instead."""
@@ -237,7 +245,7 @@ class Scheduler:
         suffix_len = len(sequence.ids) - matched
         full = self.config.reserve == "full" or sequence.resumed
         tail_left = sequence.tail_left
-        promised = tail_left if full else min(TAIL_RUN, tail_left)
+        promised = tail_left if full else min(tail_left, max(TAIL_RUN, int(self._expected_use() * tail_left)))
         self.tree.lock(node)
         while suffix_len + promised > self._available():
             alone = not step.pieces and not step.actions and not self.num_in_flight
@@ -255,6 +263,12 @@ class Scheduler:
         sequence.node = node
         self._begin(sequence, matched, step)
         return True
+
+    def _expected_use(self) -> float:
+        """The share of its max_tokens that a row is expected to use; 1 as long as few have finished."""
+        if self._num_finished < MIN_FINISHED:
+            return 1.0
+        return min(1.0, EXPECTED_MARGIN * self._finished_tail / max(1, self._finished_max_tail))
 
     def _available(self) -> int:
         """Slots that are free or can be evicted, less those promised to running rows."""
@@ -299,7 +313,7 @@ class Scheduler:
         scratch = np.full(num_again, self.config.num_slots, dtype=np.int64)
         new = node.slots[max(start, matched) - node.start : end - node.start] if end > matched else NO_SLOTS
         slots = np.concatenate([scratch, new])
-        piece = Piece(sequence, sequence.ids[start:end], start=start, write_slots=slots, tail_slots=NO_SLOTS)
+        piece = Piece(sequence, sequence.ids[start:end], start, write_slots=slots)
         step.pieces.append(piece)
         if end > matched:
             node.num_computed = end - node.start
@@ -356,6 +370,9 @@ class Scheduler:
     def finish(self, sequence: Sequence) -> None:
         """A generating row is done: its slots stay for its program's next call, or go."""
         self.running.remove(sequence)
+        self._num_finished += 1
+        self._finished_tail += sequence.num_fed
+        self._finished_max_tail += sequence.max_tail
         if sequence.request.keep or self.config.retain:
             self._keep(sequence)
         self._drop_tail(sequence)

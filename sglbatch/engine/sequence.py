@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,9 @@ import numpy.typing as npt
 from sglbatch.engine.radix.slots import Extent, slot_ids
 from sglbatch.engine.radix.tree import RadixNode
 from sglbatch.types import Generate, Priority, Request, TokenIds
+
+OwnNodes: TypeAlias = "list[tuple[RadixNode, int]]"
+"""Nodes that a row attends to by itself, each with how many of its tokens."""
 
 TAIL_RUN = 16
 """Slots a decoding row takes at a time."""
@@ -78,6 +81,9 @@ class Sequence:
         self.tail_len = 0
         self.reserved = 0
         self.high_water = 0
+        self._own_nodes: OwnNodes | None = None
+        self._own_base_len = 0
+        self._own_slots: npt.NDArray[np.int64] = self.tail_slots
 
     def __lt__(self, other: Sequence) -> bool:
         return self.priority < other.priority
@@ -102,7 +108,19 @@ class Sequence:
 
     def grow_tail(self, extents: list[Extent]) -> None:
         self.tail = self.tail + extents
-        self.tail_slots = slot_ids(self.tail)
+        self.tail_slots = np.concatenate([self.tail_slots, slot_ids(extents)])
+        self._own_nodes = None
+
+    def own_run(self, nodes: OwnNodes, tail_len: int) -> npt.NDArray[np.int64]:
+        """The slots of ``nodes`` and then of the first ``tail_len`` generated tokens; do not change them.
+
+        Remembered: a decoding row asks for the same nodes in every step, and for one more token.
+        """
+        if nodes != self._own_nodes:
+            self._own_nodes = nodes
+            self._own_base_len = sum(length for _, length in nodes)
+            self._own_slots = np.concatenate([*(node.slots[:length] for node, length in nodes), self.tail_slots])
+        return self._own_slots[: self._own_base_len + tail_len]
 
 
 class Piece:
@@ -110,27 +128,27 @@ class Piece:
 
     Attributes:
         start: position of the first token.
-        write_slots: where each token's keys and values go; the scratch slot for tokens computed again only
-            for their hidden state. int64 [num_tokens].
-        tail_slots: slots of this row's generated tokens, the new one included; empty in prefill. int64.
+        write_slots: in prefill, where each token's keys and values go; the scratch slot for tokens computed again
+            only for their hidden state. int64 [num_tokens]. None in decode: they go where the tail ends.
+        tail_len: in decode, how many generated tokens have slots, the new ones included; 0 in prefill.
     """
 
-    __slots__ = ("sequence", "start", "tail_slots", "token_ids", "write_slots")
+    __slots__ = ("sequence", "start", "tail_len", "token_ids", "write_slots")
 
     def __init__(
         self,
         sequence: Sequence,
-        token_ids: TokenIds,
-        *,
+        token_ids: TokenIds | list[int],
         start: int,
-        write_slots: npt.NDArray[np.int64],
-        tail_slots: npt.NDArray[np.int64],
+        *,
+        write_slots: npt.NDArray[np.int64] | None = None,
+        tail_len: int = 0,
     ) -> None:
         self.sequence = sequence
         self.token_ids = token_ids
         self.start = start
         self.write_slots = write_slots
-        self.tail_slots = tail_slots
+        self.tail_len = tail_len
 
     @property
     def end(self) -> int:

@@ -20,16 +20,18 @@ class TextBuffer:
         self._stops = [s.encode() for s in stop]
         self._patterns = [re.compile(pattern) for pattern in stop_regex]
         self._reach = max((len(s) for s in self._stops), default=1) - 1
+        self._never_stops = not stop and not stop_regex
         self._data = bytearray()
         self._ends: list[int] = []
         self._ids: list[int] = []
 
     def append(self, token_id: int, *, may_stop: bool = True) -> bool:
         """Adds a token; True if the text now stops, and is cut. Where it may not stop, what it ends with never will."""
-        begin = max(0, len(self._data) - self._reach)
-        self._data += self._token_bytes[token_id]
         self._ids.append(token_id)
-        self._ends.append(len(self._data))
+        if self._never_stops:
+            return False
+        begin = max(0, len(self._data) - self._reach)
+        self._spell()
         if not may_stop:
             return False
         found = [at for at in (self._data.find(s, begin) for s in self._stops) if at >= 0]
@@ -37,6 +39,12 @@ class TextBuffer:
         if found:
             del self._data[min(found) :]
         return bool(found)
+
+    def _spell(self) -> None:
+        """Brings the bytes up to the tokens."""
+        for token_id in self._ids[len(self._ends) :]:
+            self._data += self._token_bytes[token_id]
+            self._ends.append(len(self._data))
 
     def _matches(self) -> list[int]:
         """Byte offsets at which the patterns match."""
@@ -48,11 +56,13 @@ class TextBuffer:
 
     def certain_text(self) -> str:
         """What will stay whatever comes: without the beginning of a stop string and of a character at the end."""
+        self._spell()
         held = max((n for s in self._stops for n in range(1, len(s)) if self._data.endswith(s[:n])), default=0)
         return self._data[: len(self._data) - held].decode("utf-8", "ignore")
 
     def result(self) -> tuple[str, tuple[int, ...], str]:
         """The text, the ids that lie wholly inside it, and the rest of the text after them."""
+        self._spell()
         num_whole = sum(1 for end in self._ends if end <= len(self._data))
         end = self._ends[num_whole - 1] if num_whole else 0
         tail = self._data[end:].decode("utf-8", "replace")
