@@ -4,7 +4,8 @@ Columns read:   topic (text), essay (text)
 Columns made:   clarity, evidence, structure (1 to 5 each), verdict ("accept" or "revise"), _return (the mean score)
 Sample:         samples/essays.jsonl
 
-The essay is read once: all branches, and the verdict after them, start from the same tokens.
+The essay is read once: all branches, and the verdict after them, start from the same tokens. The scores become numbers
+only after the last question, so the whole program can be planned before it runs (`sglbatch plan` says "traced").
 """
 
 import sglbatch as sgl
@@ -30,9 +31,11 @@ def judge(s, topic, essay):
     ]
     branches.join()
 
-    scores = [int(branch["score"]) for branch in branches]
-    for name, score in zip(DIMENSIONS, scores, strict=True):
-        s[name] = score
-        s += f"{name.capitalize()}: {score} of 5\n"
+    for name, branch in zip(DIMENSIONS, branches, strict=True):
+        s += f"{name.capitalize()}: {branch['score']} of 5\n"
     s += "Verdict (accept or revise): " + sgl.select("verdict", choices=["accept", "revise"])
-    return sum(scores) / len(scores)
+
+    scores = {name: int(branch["score"]) for name, branch in zip(DIMENSIONS, branches, strict=True)}
+    for name, score in scores.items():
+        s[name] = score
+    return sum(scores.values()) / len(scores)

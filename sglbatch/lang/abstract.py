@@ -71,7 +71,7 @@ class Abstract(str):
 
 
 def _refusing(name: str) -> Callable[..., Any]:
-    comparing = name in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__contains__", "__hash__")
+    comparing = name in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__contains__")
 
     def method(self: Abstract, *_: Any, **__: Any) -> Any:
         raise TraceStop(f"branches on {self.what}" if comparing else f"looks into {self.what} ({name.strip('_')})")

@@ -36,6 +36,7 @@ _LATER_PARAMETERS: Final = frozenset(
         "input_logprobs_from",
         "method",
         "healed_lens",
+        "complete",
     }
 )
 """Parameters that are part of a key only where they are set: calls that do not use them keep the keys that they had
@@ -186,11 +187,15 @@ def call_key(
 
 def _parameters(question: Operation | TextChoices) -> dict[str, Any]:
     defaults = {field.name: field.default for field in fields(question)}
-    return {
+    given = {
         name: value
         for name, value in asdict(question).items()
         if name not in _LATER_PARAMETERS or value != defaults[name]
     }
+    constraint = given.get("constraint")
+    if constraint is not None and not constraint["lax"]:
+        del constraint["lax"]
+    return given
 
 
 def outside_key(call: OutsideCall, *, row_key: str) -> str:

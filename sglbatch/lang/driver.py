@@ -26,6 +26,7 @@ from sglbatch.lang.environment import LanguageTokenizer, TellsPartialTexts
 from sglbatch.lang.guard import Guard
 from sglbatch.lang.outside import OutsidePool
 from sglbatch.lang.program import Program
+from sglbatch.lang.schemas import Checks
 from sglbatch.types import (
     Backend,
     CallPath,
@@ -56,6 +57,7 @@ class Driver:
         max_live_programs: above it, the programs added last give up their greenlets while they wait.
         max_calls_per_row: bounds loops on answers.
         max_outside_calls: how many ``sgl.call`` run at a time.
+        reorder: see ``Environment``.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Driver:
         max_live_programs: int = 20_000,
         max_calls_per_row: int = 1000,
         max_outside_calls: int = 8,
+        reorder: tuple[str, ...] = (),
     ) -> None:
         if dialect is None:
             assert tokenizer is not None, "a driver needs a tokenizer or another dialect"
@@ -82,7 +85,8 @@ class Driver:
         self._memo = memo
         self._seed = seed
         self._max_live_programs = max_live_programs
-        self._environment = dialect.environment(seed=seed, parse_special=parse_special, max_calls=max_calls_per_row)
+        environment = dialect.environment(seed=seed, parse_special=parse_special, max_calls=max_calls_per_row)
+        self._environment = replace(environment, reorder=reorder)
         self._guards: dict[SglFunction, Guard] = {}
         self._programs: dict[int, Program] = {}
         self._live: dict[int, Program] = {}
@@ -91,6 +95,7 @@ class Driver:
         self._outside = OutsidePool(max_outside_calls)
         self._outside_keys: dict[tuple[int, CallPath], str] = {}
         self._in_flight: dict[str, PendingCall] = {}
+        self._checks = Checks()
         self._requests: dict[int, PendingCall] = {}
         self._made: set[str] = set()
         self._finished: list[Program] = []
@@ -324,6 +329,7 @@ class Driver:
     def _deliver_result(self, result: Result) -> None:
         call = self._requests.pop(result.request_id)
         del self._in_flight[call.key]
+        result = self._checks.checked(call.operation, result)
         self._remember(call.key, result)
         alone = replace(result, ahead=()) if result.ahead else result
         for (program_id, path), same_following in zip(call.waiters, call.same_following, strict=True):

@@ -68,6 +68,7 @@ class Environment:
     token_text: the text of a token id.
     unsupported: names the argument of a gen or select that the backend cannot honour, None where it can.
     takes_media: the backend takes images and videos.
+    reorder: names of ``any_order`` texts that come first, in this order.
     """
 
     seed: int
@@ -79,6 +80,7 @@ class Environment:
     token_text: Callable[[int], str] = str
     unsupported: Callable[[Generate | Choices], str | None] = _honours_all
     takes_media: bool = False
+    reorder: tuple[str, ...] = ()
 
     @staticmethod
     def of(tokenizer: LanguageTokenizer, *, seed: int, parse_special: bool, max_calls: int) -> Environment:

@@ -102,14 +102,23 @@ class Separate(Expr):
 
 
 @dataclass(frozen=True, slots=True)
+class AnyOrder(Expr):
+    """Texts by name, whose order does not matter."""
+
+    parts: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Concat(Expr):
     """Expressions one after the other."""
 
     items: tuple[Atom, ...]
 
 
-Atom: TypeAlias = Constant | Gen | Select | Attachment | RoleBegin | RoleEnd | ScopeBegin | ScopeEnd | Separate
-_ATOMS: Final = (Constant, Gen, Select, Attachment, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, Separate)
+Atom: TypeAlias = (
+    Constant | Gen | Select | Attachment | RoleBegin | RoleEnd | ScopeBegin | ScopeEnd | Separate | AnyOrder
+)
+_ATOMS: Final = (Constant, Gen, Select, Attachment, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, Separate, AnyOrder)
 
 
 def atoms(value: object) -> tuple[Atom, ...]:

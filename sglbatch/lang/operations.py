@@ -86,6 +86,13 @@ class SplitReasoning:
     model_type: str
 
 
+@dataclass(frozen=True, slots=True)
+class OrderFree:
+    """The texts of these names follow, in an order that does not matter."""
+
+    names: tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Fork:
     children: tuple[Stream, ...]
@@ -97,7 +104,9 @@ class Join:
     mode: JoinMode
 
 
-Operation: TypeAlias = Append | Attach | Mark | Ask | Assign | OpenScope | CloseScope | SplitReasoning | Fork | Join
+Operation: TypeAlias = (
+    Append | Attach | Mark | Ask | Assign | OpenScope | CloseScope | SplitReasoning | OrderFree | Fork | Join
+)
 
 
 def names_set(operation: Operation) -> tuple[str, ...]:

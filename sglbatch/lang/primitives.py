@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from sglbatch.errors import SglbatchError
+from sglbatch.lang.abstract import plain
 from sglbatch.lang.choices_methods import method_of
 from sglbatch.lang.expressions import (
+    AnyOrder,
     Attachment,
     Concat,
     Gen,
@@ -20,13 +22,13 @@ from sglbatch.lang.expressions import (
     RoleEnd,
     Select,
     Separate,
-    TemplateError,
     atoms,
     check_name,
 )
 from sglbatch.lang.media import read_media
 from sglbatch.lang.reasoning import check_model_type
 from sglbatch.lang.sampling import SamplingOverride, patterns, stop_strings, token_ids
+from sglbatch.lang.schemas import schema_constraint
 from sglbatch.lang.vartypes import DTYPE_REGEX
 from sglbatch.types import Constraint, VarType
 
@@ -59,7 +61,7 @@ def gen(  # noqa: PLR0917  the language's own order
     choices: Sequence[str] | None = None,
     choices_method: object = None,
     regex: str | None = None,
-    json_schema: str | None = None,
+    json_schema: Any = None,
 ) -> Gen | Select:
     """Generate text; ``choices`` makes it a ``select``. None inherits the function's defaults, then the run's.
 
@@ -81,11 +83,13 @@ def gen(  # noqa: PLR0917  the language's own order
         dtype: int, float, bool or str (quoted): constrains the text; the variable stays text, its column is typed.
         choices_method: see ``select``.
         regex: the whole text must match.
+        json_schema: a dict, JSON text, a pydantic model or a type; the text is JSON that satisfies it, and is checked
+            again when it is finished. Properties are written in the schema's order. The variable stays text, its
+            column has the schema's type.
 
     Raises:
-        SglbatchError: ``unsupported-argument`` or ``invalid-argument``.
+        SglbatchError: ``invalid-argument``.
     """
-    _refuse(json_schema=json_schema)
     sampling = SamplingOverride(
         max_tokens=max_tokens,
         temperature=temperature,
@@ -107,12 +111,12 @@ def gen(  # noqa: PLR0917  the language's own order
     )
     if choices is not None:
         given = {name: value for name, value in sampling.given().items() if name not in _NOTHING_TO_A_SELECT}
-        _exclusive("choices", regex=regex, dtype=dtype, **given)
+        _exclusive("choices", regex=regex, dtype=dtype, json_schema=json_schema, **given)
         return select(name, choices, 0.0 if temperature is None else temperature, choices_method)
     if choices_method is not None:
         raise SglbatchError("invalid-argument", "choices_method belongs to choices", hint="give choices=[...] too")
     check_name(name)
-    constraint, var_type = _constraint(regex, dtype)
+    constraint, var_type = _constraint(regex, dtype, json_schema)
     return Gen(name=name, sampling=sampling, constraint=constraint, var_type=var_type)
 
 
@@ -170,7 +174,10 @@ def select(
     return Select(name=name, choices=tuple(choices), temperature=float(temperature), method=method)
 
 
-def _constraint(regex: str | None, dtype: type | str | None) -> tuple[Constraint | None, VarType]:
+def _constraint(regex: str | None, dtype: type | str | None, json_schema: Any) -> tuple[Constraint | None, VarType]:
+    if json_schema is not None:
+        _exclusive("json_schema", regex=regex, dtype=dtype)
+        return schema_constraint(json_schema)
     if dtype is None and regex is None:
         return None, VarType(kind="text")
     if regex is not None:
@@ -195,14 +202,6 @@ def _exclusive(what: str, **others: object) -> None:
     for name, value in others.items():
         if value is not None:
             raise SglbatchError("invalid-argument", f"{what} and {name} cannot be given together")
-
-
-def _refuse(**arguments: object) -> None:
-    for name, value in arguments.items():
-        if value is not None:
-            raise TemplateError(
-                "unsupported-argument", f"the argument {name}={value!r} is not supported", hint=f"leave {name} out"
-            )
 
 
 # --- media and reasoning -----------------------------------------------------------------------
@@ -248,6 +247,16 @@ def separate_reasoning(expr: object = None, model_type: str | None = None) -> Co
                 raise SglbatchError("invalid-argument", "separate_reasoning needs gens with names")
             items.append(Separate(item.name, marks))
     return Concat(tuple(items))
+
+
+def any_order(**parts: str) -> AnyOrder:
+    """Texts, named by their columns, that mean the same in any order. They stand as they are written here unless a run
+    says ``--reorder``; ``plan`` says which order shares most.
+    """
+    for name, text in parts.items():
+        if not isinstance(text, str):
+            raise SglbatchError("not-text", f"any_order({name}=...) takes text, not {type(text).__name__}")
+    return AnyOrder(tuple((name, plain(text)) for name, text in parts.items()))
 
 
 # --- roles -------------------------------------------------------------------------------------

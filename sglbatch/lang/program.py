@@ -19,6 +19,7 @@ from sglbatch.lang.guard import Guard, strip_guard
 from sglbatch.lang.meta_info import TokenText
 from sglbatch.lang.outcome import Outcome, describe, outcome_of, template_line
 from sglbatch.lang.sampling import Sampling, SamplingOverride
+from sglbatch.lang.schemas import Record
 from sglbatch.lang.state import ProgramState
 from sglbatch.lang.stream import Stream
 from sglbatch.lang.writer import Writer
@@ -64,6 +65,7 @@ class Program:
         row_key: seeds the row's random numbers and names its outside calls.
         sampling: the run's defaults.
         forced: values that replace the run's defaults and the function's own, but not a gen's own argument.
+        record: a schema from outside for one gen that has no constraint of its own.
         keep_state: leave ``state`` readable after the end.
         error: the row cannot run: the program ends with this error as soon as it is started.
     """
@@ -77,6 +79,7 @@ class Program:
         row_key: str,
         sampling: Sampling | None = None,
         forced: SamplingOverride = NO_OVERRIDE,
+        record: Record | None = None,
         keep_state: bool = False,
         error: ErrorInfo | None = None,
     ) -> None:
@@ -86,6 +89,7 @@ class Program:
         self.row_key = row_key
         self.sampling = Sampling() if sampling is None else sampling
         self.forced = forced
+        self.record = record
         self.done = False
         self.outcome = Outcome(error=error)
         self.template_error: TemplateError | None = None

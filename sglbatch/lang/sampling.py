@@ -35,6 +35,8 @@ class Sampling:
     logprob_start_len: int = -1
     top_logprobs_num: int = 0
     return_text_in_logprobs: bool = False
+    complete: bool = False
+    allow_unenforced: bool = False
 
     def updated(self, override: SamplingOverride) -> Sampling:
         """These, with every value that ``override`` sets."""
@@ -66,11 +68,13 @@ class SamplingOverride:
     logprob_start_len: int | None = None
     top_logprobs_num: int | None = None
     return_text_in_logprobs: bool | None = None
+    complete: bool | None = None
+    allow_unenforced: bool | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_tokens", "top_k", "min_tokens", "n", "logprob_start_len", "top_logprobs_num"):
             _check_int(name, getattr(self, name))
-        for name in ("ignore_eos", "return_logprob", "return_text_in_logprobs"):
+        for name in ("ignore_eos", "return_logprob", "return_text_in_logprobs", "complete", "allow_unenforced"):
             _check_bool(name, getattr(self, name))
         _check("min_tokens", self.min_tokens, 0, self.max_tokens)
         _check("n", self.n, 1, None)

@@ -21,6 +21,7 @@ from sglbatch.lang.operations import (
     Mark,
     OpenScope,
     Operation,
+    OrderFree,
     SplitReasoning,
     names_set,
     reasoning_name,
@@ -169,18 +170,8 @@ class Stream:
                 self.segments.append(Ids(media.key_ids))
             case Mark(role=role):
                 self._mark(role)
-            case OpenScope(name=name):
-                self.scopes[name] = len(self.pieces)
-            case CloseScope(name=name):
-                self._name_done(name)
-                self.assign(name, self._text_since(self.scopes.pop(name)))
-            case SplitReasoning(name=name, model_type=model_type):
-                self._split_reasoning(name, model_type)
-            case Assign(name=name, value=value):
-                self._name_done(name)
-                self.assign(name, value)
-                if self.last_assign.get(name) is operation:
-                    del self.last_assign[name]
+            case Assign() | OpenScope() | CloseScope() | SplitReasoning():
+                self._set_variable(operation)
             case Fork(children=children):
                 for child in children:
                     child.start_from(self)
@@ -188,6 +179,24 @@ class Stream:
                 self._ask(operation)
             case Join():
                 self.num_joins -= 1
+            case OrderFree():
+                pass  # its texts follow as operations of their own
+
+    def _set_variable(self, operation: Assign | OpenScope | CloseScope | SplitReasoning) -> None:
+        name = operation.name
+        match operation:
+            case Assign(value=value):
+                self._name_done(name)
+                self.assign(name, value)
+                if self.last_assign.get(name) is operation:
+                    del self.last_assign[name]
+            case OpenScope():
+                self.scopes[name] = len(self.pieces)
+            case CloseScope():
+                self._name_done(name)
+                self.assign(name, self._text_since(self.scopes.pop(name)))
+            case SplitReasoning(model_type=model_type):
+                self._split_reasoning(name, model_type)
 
     def _append(self, text: Text) -> None:
         if not text.text:
@@ -306,7 +315,7 @@ class Stream:
         for operation in self.queue:
             if isinstance(operation, Append) and operation.turn == turn:
                 texts.append(operation.text)
-            elif not isinstance(operation, (Mark, Assign)):
+            elif not isinstance(operation, (Mark, Assign, OrderFree)):
                 break
         return tuple(texts)
 

@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import json
 import sys
+import textwrap
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from sglbatch.errors import SglbatchError
 from sglbatch.lang.function import SglFunction
 from sglbatch.lang.program import NO_OVERRIDE, Program
 from sglbatch.lang.sampling import Sampling, SamplingOverride
+from sglbatch.lang.schemas import Record
 from sglbatch.types import ErrorInfo
 
 _MINIMAL: Final = """a minimal template:
@@ -79,6 +81,14 @@ class Template:
                 raise self._no_column(parameter.name, columns)
         return Binding(template=self, sources=sources)
 
+    def record(self, schema: str) -> Record:
+        """The schema for the last gen of the function.
+
+        Raises:
+            SglbatchError: ``no-record``, ``invalid-argument``.
+        """
+        return Record.of(schema, textwrap.dedent(inspect.getsource(self.function.function)))
+
     def _no_column(self, name: str, columns: Sequence[str]) -> SglbatchError:
         near = _nearest(name, columns)
         listed = ", ".join(columns) or "none"
@@ -124,6 +134,7 @@ class Binding:
         row_key: str,
         sampling: Sampling | None = None,
         forced: SamplingOverride = NO_OVERRIDE,
+        record: Record | None = None,
     ) -> Program:
         """The program of one row; a row with an unexpected null ends with that error at once."""
         arguments = self.arguments(values)
@@ -134,6 +145,7 @@ class Binding:
             row_key=row_key,
             sampling=sampling,
             forced=forced,
+            record=record,
             error=self.null_error(arguments),
         )
 

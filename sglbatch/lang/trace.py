@@ -15,7 +15,7 @@ from sglbatch.lang.chat import Frame
 from sglbatch.lang.environment import Environment
 from sglbatch.lang.graph import Graph, Node, NodeKind
 from sglbatch.lang.guard import Guard
-from sglbatch.lang.operations import Append, Ask, Fork, Join, Mark, Operation
+from sglbatch.lang.operations import Append, Ask, Fork, Join, Mark, Operation, OrderFree
 from sglbatch.lang.outcome import template_line
 from sglbatch.lang.program import Program
 from sglbatch.lang.stream import Stream
@@ -52,6 +52,13 @@ class Trace:
     streams: tuple[Stream, ...]
     stopped: str | None
     error: str | None = None
+
+    @property
+    def order_free(self) -> tuple[str, ...]:
+        """Names of texts whose order the program leaves open."""
+        logs = (stream.log or [] for stream in self.streams)
+        names = (o.names for log in logs for o in log if isinstance(o, OrderFree))
+        return tuple(dict.fromkeys(name for group in names for name in group))
 
     @property
     def graph(self) -> Graph:

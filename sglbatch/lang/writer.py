@@ -5,7 +5,7 @@ Roles are resolved here, in the program's own stack, so that a mistake has the a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from sglbatch.errors import SglbatchError
@@ -13,6 +13,7 @@ from sglbatch.lang.calls import Choices
 from sglbatch.lang.chat import turn_end
 from sglbatch.lang.environment import Environment
 from sglbatch.lang.expressions import (
+    AnyOrder,
     Atom,
     Attachment,
     Constant,
@@ -39,9 +40,11 @@ from sglbatch.lang.operations import (
     JoinMode,
     Mark,
     OpenScope,
+    OrderFree,
     SplitReasoning,
 )
 from sglbatch.lang.sampling import Sampling, SamplingOverride
+from sglbatch.lang.schemas import Record
 from sglbatch.lang.stream import Stream
 from sglbatch.lang.vartypes import list_of
 from sglbatch.types import ErrorInfo, Generate, Text, VarType
@@ -54,6 +57,7 @@ class Session(Protocol):
     guard: Guard
     sampling: Sampling
     forced: SamplingOverride
+    record: Record | None
     turn: int
 
     def count_call(self, number: int = 1) -> None:
@@ -113,6 +117,8 @@ class Writer:
                 self.stream.add(CloseScope(name))
             case Separate(name=name, model_type=model_type):
                 self.stream.add(SplitReasoning(name, model_type))
+            case AnyOrder(parts=parts):
+                self._any_order(dict(parts))
 
     def assign(self, name: str, value: Any) -> None:
         """Set a variable, at once unless something queued comes before."""
@@ -169,6 +175,12 @@ class Writer:
         sampling = session.sampling.updated(defaults).updated(session.forced).updated(item.sampling)
         _check_logprobs(sampling)
         stop = sampling.stop if self.turn_stop is None else (*sampling.stop, self.turn_stop)
+        constraint, var_type = item.constraint, item.var_type
+        record = session.record
+        if constraint is None and record is not None and item.name == record.name:
+            constraint, var_type = record.constraint, record.var_type
+        if constraint is not None and constraint.kind == "json_schema" and sampling.allow_unenforced:
+            constraint = replace(constraint, lax=True)
         question = Generate(
             max_tokens=sampling.max_tokens,
             stop=stop,
@@ -176,7 +188,7 @@ class Writer:
             top_p=sampling.top_p,
             top_k=sampling.top_k,
             min_p=sampling.min_p,
-            constraint=item.constraint,
+            constraint=constraint,
             min_tokens=sampling.min_tokens,
             stop_token_ids=sampling.stop_token_ids,
             stop_regex=sampling.stop_regex,
@@ -185,8 +197,10 @@ class Writer:
             ignore_eos=sampling.ignore_eos,
             num_top_logprobs=sampling.top_logprobs_num if sampling.return_logprob else None,
             input_logprobs_from=sampling.logprob_start_len if sampling.logprob_start_len >= 0 else None,
+            complete=sampling.complete and constraint is not None,
         )
-        var_type = item.var_type if sampling.n == 1 else list_of(item.var_type)
+        if sampling.n > 1:
+            var_type = list_of(var_type)
         self._ask(item.name, question, var_type, n=sampling.n, with_text=sampling.return_text_in_logprobs)
 
     def _select(self, item: Select) -> None:
@@ -226,6 +240,12 @@ class Writer:
             with_text=with_text,
         )
         self.stream.add(ask)
+
+    def _any_order(self, parts: dict[str, str]) -> None:
+        self.stream.add(OrderFree(tuple(parts)))
+        first = [name for name in self.session.environment.reorder if name in parts]
+        for name in (*first, *(name for name in parts if name not in first)):
+            self._constant(parts[name])
 
     def _attach(self, media: Media) -> None:
         if not self.session.environment.takes_media:

@@ -1,0 +1,156 @@
+"""JSON Schemas as programs give them, and the check of finished values against them."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from sglbatch.errors import SglbatchError
+from sglbatch.types import Constraint, ErrorInfo, Generate, Operation, Result, VarType
+
+if TYPE_CHECKING:
+    from jsonschema.protocols import Validator
+
+_PLAIN_TYPES: Final[Mapping[Any, str]] = {int: "integer", float: "number", bool: "boolean", str: "string"}
+_HINT: Final = 'json_schema={"type": "object", "properties": {...}, "required": [...]}'
+
+
+def schema_text(schema: Any) -> str:
+    """A schema as JSON text: of a dict, JSON text, a pydantic model, or a type that pydantic can describe.
+
+    The order of the properties stays: it is the order in which they are written.
+
+    Raises:
+        SglbatchError: ``invalid-argument``.
+    """
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except (ValueError, RecursionError) as error:
+            raise SglbatchError("invalid-argument", f"json_schema is no JSON text: {error}", hint=_HINT) from error
+    if not isinstance(schema, Mapping | bool):
+        schema = _schema_of_type(schema)
+    try:
+        return json.dumps(schema, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise SglbatchError("invalid-argument", f"json_schema is no JSON value: {error}", hint=_HINT) from error
+
+
+def _schema_of_type(kind: Any) -> Any:
+    if isinstance(kind, type) and kind in _PLAIN_TYPES:
+        return {"type": _PLAIN_TYPES[kind]}
+    try:
+        from pydantic import BaseModel, TypeAdapter
+        from pydantic.errors import PydanticUserError
+    except ImportError as error:
+        raise SglbatchError(
+            "invalid-argument", f"json_schema is neither a dict nor JSON text but {kind!r}", hint="pip install pydantic"
+        ) from error
+    try:
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return _closed(kind.model_json_schema())
+        return _closed(TypeAdapter(kind).json_schema())
+    except (PydanticUserError, TypeError) as error:
+        raise SglbatchError(
+            "invalid-argument", f"json_schema={kind!r} has no JSON Schema: {error}", hint=_HINT
+        ) from error
+
+
+def _closed(schema: Any) -> Any:
+    """A class names its fields, so its objects have no others."""
+    if isinstance(schema, list):
+        return [_closed(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    data = ("default", "const", "enum", "examples")
+    closed = {key: value if key in data else _closed(value) for key, value in schema.items()}
+    if closed.get("type") == "object" and isinstance(closed.get("properties"), dict):
+        closed.setdefault("additionalProperties", False)
+    return closed
+
+
+def schema_constraint(schema: Any) -> tuple[Constraint, VarType]:
+    """The constraint of a schema and the type of its variable."""
+    text = schema_text(schema)
+    return Constraint(kind="json_schema", source=text), VarType(kind="json", schema=text)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record:
+    """A schema from outside for one gen of a template (``--schema``).
+
+    Args:
+        name: the gen's; it is the last one in the template's source.
+    """
+
+    name: str
+    constraint: Constraint
+    var_type: VarType
+
+    @staticmethod
+    def of(schema: Any, source: str) -> Record:
+        """Raises SglbatchError: ``no-record`` where the source's last gen has no plain name; ``invalid-argument``."""
+        constraint, var_type = schema_constraint(schema)
+        return Record(name=_last_gen(source), constraint=constraint, var_type=var_type)
+
+
+def _last_gen(source: str) -> str:
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call) and _called(node) == "gen"]
+    calls.sort(key=lambda node: (node.lineno, node.col_offset))
+    if calls:
+        named = [k.value for k in calls[-1].keywords if k.arg == "name"]
+        first = [*calls[-1].args[:1], *named]
+        if first and isinstance(first[0], ast.Constant) and isinstance(first[0].value, str):
+            return first[0].value
+    raise SglbatchError(
+        "no-record", "--schema needs a last gen with a plain name in the template", hint='end it with sgl.gen("record")'
+    )
+
+
+def _called(node: ast.Call) -> str:
+    function = node.func
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+class Checks:
+    """Holds finished values to their schemas, formats included."""
+
+    def __init__(self) -> None:
+        self._validators: dict[str, Validator] = {}
+
+    def checked(self, operation: Operation, result: Result) -> Result:
+        """The result, with an error where its text is not a value of the call's schema."""
+        constraint = operation.constraint if isinstance(operation, Generate) else None
+        if constraint is None or constraint.kind != "json_schema" or result.error is not None:
+            return result
+        problem = self._problem(constraint.source, result.text)
+        if problem is None:
+            return result
+        message = f"the value does not satisfy its schema: {problem}; the text: {result.text}"
+        return replace(result, error=ErrorInfo(code="invalid-value", message=message))
+
+    def _problem(self, source: str, text: str) -> str | None:
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            return f"it is no JSON ({error})"
+        try:
+            found = next(self._validator(source).iter_errors(value), None)
+        except re.error:
+            # A pattern in ECMA's syntax that Python's re cannot read: the engine has held the text to it.
+            return None
+        return None if found is None else f"{found.json_path}: {found.message}"
+
+    def _validator(self, source: str) -> Validator:
+        if source not in self._validators:
+            from jsonschema import Draft202012Validator
+            from jsonschema.validators import validator_for
+
+            schema = json.loads(source)
+            kind = validator_for(schema, default=Draft202012Validator)
+            self._validators[source] = kind(schema, format_checker=kind.FORMAT_CHECKER)
+        return self._validators[source]
