@@ -61,8 +61,26 @@ class ModelError(SglbatchError):
         super().__init__(code, message, hint=hint, where=where, exit_code=EXIT_MODEL)
 
 
+class BackendStopped(SglbatchError):
+    """The backend makes no more calls for now; what it has answered is kept, and the job can be continued."""
+
+
 class ConstraintError(SglbatchError):
     """A regex, schema or choice list that cannot be enforced."""
+
+
+class UnsupportedSchemaError(ConstraintError):
+    """A JSON Schema uses a keyword that cannot be enforced while generating.
+
+    Args:
+        keyword: the keyword, such as ``uniqueItems``.
+        path: where it stands in the schema, as a JSON pointer fragment (``#/properties/tags``).
+    """
+
+    def __init__(self, keyword: str, path: str, reason: str, *, hint: str | None = None) -> None:
+        super().__init__("unsupported-schema", f"{keyword} at {path} cannot be enforced: {reason}", hint=hint)
+        self.keyword = keyword
+        self.path = path
 
 
 class CallError(SglbatchError):

@@ -59,11 +59,13 @@ class VarType:
     """What a program declares about one variable, from its constraint; the output column's type follows.
 
     ``choices`` belongs to ``enum``. ``is_list`` says that the value is a list of such values (``n > 1``).
+    ``schema`` belongs to ``json``: the JSON Schema of the value as JSON text, "" for any value.
     """
 
     kind: Literal["text", "int", "float", "bool", "enum", "json"]
     choices: tuple[str, ...] = ()
     is_list: bool = False
+    schema: str = ""
 
 
 # --- what a call asks for ----------------------------------------------------------------------
@@ -75,10 +77,12 @@ class Constraint:
 
     Args:
         source: a regex, or a JSON Schema as JSON text; the order of its properties is the order they are written in.
+        lax: keywords of the schema that cannot be enforced are left to validation.
     """
 
     kind: Literal["regex", "json_schema"]
     source: str
+    lax: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

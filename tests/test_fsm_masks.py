@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglbatch.engine.fsm import Automaton, Bitmask, Guide, TokenMasks, automaton_for_choices, compile_regex
+from sglbatch.engine.fsm import (
+    Automaton,
+    AutomatonGuide,
+    Bitmask,
+    Guide,
+    TokenMasks,
+    automaton_for_choices,
+    compile_regex,
+)
 from sglbatch.engine.fsm import vocabulary as vocabulary_module
 from sglbatch.errors import ConstraintError
 from sglbatch.tokenizer import Tokenizer
@@ -34,6 +42,7 @@ def _token_live(automaton: Automaton, token_bytes: list[bytes]) -> set[int]:
 
 
 def _check_all_states(guide: Guide, token_bytes: list[bytes], vocab_size: int) -> None:
+    assert isinstance(guide, AutomatonGuide)
     automaton = guide.automaton
     live = _token_live(automaton, [b"" if i == EOS else data for i, data in enumerate(token_bytes)])
     for state in range(automaton.num_states):

@@ -248,12 +248,12 @@ def test_patterns_of_no_use(pattern: str, code: str) -> None:
     ],
 )
 def test_too_large_is_refused_in_time(pattern: str) -> None:
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(ConstraintError) as caught:
         compile_regex(pattern)
     assert caught.value.code == "constraint-too-large"
     assert caught.value.hint
-    assert time.monotonic() - started < 10
+    assert time.process_time() - started < 10
 
 
 def test_budget_of_the_caller() -> None:

@@ -9,7 +9,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 import sglbatch as sgl
 from sglbatch.lang.chat import ChatTemplate, turn_end
-from sglbatch.lang.primitives import TemplateError
+from sglbatch.lang.expressions import TemplateError
 from sglbatch.tokenizer import Tokenizer
 from tests.lang_backend import ScriptedBackend
 

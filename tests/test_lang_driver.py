@@ -201,12 +201,12 @@ def test_planning_makes_no_outside_calls(smollm2_tokenizer: Tokenizer) -> None:
 def test_a_mistake_of_the_template_ends_the_job(smollm2_tokenizer: Tokenizer) -> None:
     @sgl.function
     def program(s: Any) -> None:
-        s += sgl.gen("x", json_schema="{}")
+        s += sgl.gen("_error")
 
     driver = Driver(tokenizer=smollm2_tokenizer, model_identity="m", context_len=8192)
     with pytest.raises(sgl.SglbatchError) as caught:
         driver.add(Program(program, {}, program_id=0, row_key="0"))
-    assert caught.value.code == "unsupported-argument"
+    assert caught.value.code == "reserved-name"
     assert caught.value.where is not None and caught.value.where.startswith("test_lang_driver.py:")
     assert not driver.unfinished
 

@@ -9,6 +9,7 @@ from typing import Any, Final, TypeAlias
 
 from sglbatch.data.kinds import NULL, TEXT, Kind, kind_of, merge
 from sglbatch.data.outputrow import RESERVED_COLUMNS, Column, OutputRow
+from sglbatch.data.schema_kinds import fits, kind_of_schema, shaped
 from sglbatch.data.values import clean_text, convert, normalise, text_bytes, to_json
 from sglbatch.types import VarType
 
@@ -57,7 +58,7 @@ class _Learned:
     notes: Counter[str] = field(default_factory=Counter)
 
     def add(self, value: Any) -> None:
-        value = convert(normalise(value, self.notes), self.declared)
+        value = _typed(value, self.notes, self.declared)
         self.kind = merge(self.kind, kind_of(value))
         self.num_text_bytes += text_bytes(value)
 
@@ -103,10 +104,25 @@ class ColumnSet:
         told: Counter[str] = Counter()  # the first pass has told of these
         for key, value in _cells(row):
             column = self._by_key[key]
-            typed = convert(normalise(value, told), column.declared)
+            typed = _typed(value, told, column.declared)
             as_text = json_as_text and column.kind.tag == "json" and typed is not None
             record[column.name] = to_json(typed, notes) if as_text else typed
         return record
+
+
+def _typed(value: Any, notes: Counter[str], declared: VarType | None) -> Any:
+    """A program's value in the type that is declared for it, as far as it fits."""
+    converted = convert(normalise(value, notes), declared)
+    kind = _schema_kind(declared)
+    return converted if kind is None else shaped(converted, kind)
+
+
+def _schema_kind(declared: VarType | None) -> Kind | None:
+    """The kind of a variable with a JSON Schema."""
+    if declared is None or not declared.schema:
+        return None
+    kind = kind_of_schema(declared.schema)
+    return Kind(tag="list", item=kind) if kind is not None and declared.is_list else kind
 
 
 def _cells(row: OutputRow) -> Iterator[tuple[Key, Any]]:
@@ -136,7 +152,10 @@ def _finish(name: str, learned: _Learned, warnings: list[str]) -> OutputColumn:
     warnings.extend(f"column {name!r}: {count} {note}" for note, count in sorted(learned.notes.items()))
     declared = learned.declared
     kind = learned.kind
-    if kind.tag == "null":
+    schema_kind = _schema_kind(declared)
+    if schema_kind is not None and fits(kind, schema_kind):
+        kind = schema_kind
+    elif kind.tag == "null":
         kind = _declared_kind(declared)
     elif declared is not None and not _fits(kind, declared):
         reason = kind.reason or "has other values"
@@ -145,7 +164,7 @@ def _finish(name: str, learned: _Learned, warnings: list[str]) -> OutputColumn:
     if kind.tag == "json":
         warnings.append(f"column {name!r} {kind.reason}: it has no one type (JSON text in Parquet)")
     growth = _JSON_GROWTH if kind.tag == "json" else 1
-    is_enum = declared is not None and declared.kind == "enum" and kind.tag == "text"
+    is_enum = kind.is_enum or (declared is not None and declared.kind == "enum" and kind.tag == "text")
     return OutputColumn(
         name=name,
         declared=declared,

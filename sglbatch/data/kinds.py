@@ -20,6 +20,7 @@ class Kind:
     Args:
         item: of a list.
         fields: of a struct, in first-seen order.
+        is_enum: text of few distinct values, by declaration.
         wide: an int with values that a float does not hold exactly, so that it does not mix with float.
         reason: of json: why no column type holds the values.
     """
@@ -27,6 +28,7 @@ class Kind:
     tag: Tag
     item: Kind | None = None
     fields: tuple[tuple[str, Kind], ...] = ()
+    is_enum: bool = False
     wide: bool = False
     reason: str = ""
 
@@ -65,8 +67,8 @@ def merge(a: Kind, b: Kind) -> Kind:
         return b
     if a.tag != b.tag:
         return _merge_numbers(a, b)
-    if a.tag == "int":
-        return WIDE_INT
+    if a.tag in ("int", "text"):
+        return WIDE_INT if a.tag == "int" else TEXT
     if a.tag == "list":
         assert a.item is not None and b.item is not None
         return _list(merge(a.item, b.item))

@@ -57,6 +57,8 @@ def _column_type(column: OutputColumn) -> pa.DataType:
 
 
 def _arrow_type(kind: Kind, text: pa.DataType) -> pa.DataType:
+    if kind.is_enum:
+        return pa.dictionary(pa.int32(), text)
     if kind.tag == "list":
         assert kind.item is not None
         return pa.list_(_arrow_type(kind.item, text))

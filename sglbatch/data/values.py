@@ -93,7 +93,7 @@ def convert(value: Any, declared: VarType | None) -> Any:
     if declared is None or value is None:
         return value
     if declared.is_list and isinstance(value, list):
-        item = VarType(kind=declared.kind, choices=declared.choices)
+        item = VarType(kind=declared.kind, choices=declared.choices, schema=declared.schema)
         return [convert(entry, item) for entry in value]
     if declared.kind == "float" and isinstance(value, int) and not isinstance(value, bool):
         return _to_float(value)

@@ -2,38 +2,80 @@
 
 from __future__ import annotations
 
-from sglbatch.engine.fsm.masks import Guide
+from collections import Counter
+from collections.abc import Sequence as Seq
+from typing import Final
+
+from sglbatch.engine.fsm.bitmask import Bitmask, single_bit
+from sglbatch.engine.fsm.guide import Forced, Guide
 from sglbatch.engine.random import uniform
-from sglbatch.engine.sampler import Sampling
+from sglbatch.engine.sampler import GREEDY, Drawn, Sampling
 from sglbatch.engine.sequence import Sequence
 from sglbatch.engine.text import TextBuffer
-from sglbatch.types import FinishReason, Generate, Result, Usage
+from sglbatch.types import ErrorInfo, FinishReason, Generate, Result, TokenLogprob, Usage
+
+MAX_FREE_TEXT_BYTES: Final = 1000
+"""A string that its schema does not bound is led to its end from here on; maxLength sets another limit."""
 
 
 class Generation:
     """One request's answer so far.
 
     Args:
-        text: takes the tokens and finds stop strings.
+        text: takes the tokens and finds where they stop.
         guide: the constraint's automaton over tokens, if there is one.
-        end_token_ids: tokens that end the answer and are not part of it.
+        forced: the guide's forced runs.
+        jump_forward: take a forced run in one step; else the same tokens one a step.
+        eos_token_ids: the ends of the sequence.
+        end_token_ids: further tokens that end the answer and are not part of it.
     """
 
     def __init__(
-        self, sequence: Sequence, text: TextBuffer, *, guide: Guide | None, end_token_ids: frozenset[int]
+        self,
+        sequence: Sequence,
+        text: TextBuffer,
+        *,
+        guide: Guide | None,
+        forced: Forced | None = None,
+        jump_forward: bool = True,
+        eos_token_ids: frozenset[int],
+        end_token_ids: frozenset[int],
     ) -> None:
         assert isinstance(sequence.request.operation, Generate)
         self.request = sequence.request
         self.operation = sequence.request.operation
-        self.end_token_ids = end_token_ids
         self.sequence = sequence
         self.text = text
         self.guide = guide
         self.state = guide.start if guide else 0
         self.num_sampled = 0
+        """Tokens of the answer, its end among them; forced ones count like others."""
+        self.num_jumped = 0
+        """Forced tokens that took no step of their own."""
+        self._forced = forced
+        # Log-probabilities are asked for each token, so each has its step then.
+        self._jumps = jump_forward and self.operation.num_top_logprobs is None
+        self._run: Seq[int] = forced.tokens(self.state) if forced else ()
+        self._is_completing = False
+        self._free_len = 0
+        self.input_logprobs: tuple[TokenLogprob, ...] = ()
+        self._end_token_ids = end_token_ids if self.operation.ignore_eos else end_token_ids | eos_token_ids
+        # The constraint may leave nothing but a stop token, never nothing but the end of the sequence.
+        self._banned_early = tuple(sorted(eos_token_ids if guide else end_token_ids | eos_token_ids))
+        # A constrained text ends where its automaton does, so there the end of the sequence has no other meaning.
+        self._banned_always = tuple(sorted(eos_token_ids)) if guide and self.operation.ignore_eos else ()
+        operation = self.operation
+        penalised = operation.frequency_penalty or operation.presence_penalty
+        asks_more = operation.min_tokens or operation.num_top_logprobs is not None
+        self._is_plain = operation.greedy and guide is None and not penalised and not asks_more
+        self._counts: Counter[int] = Counter()
+        self._logprobs: list[TokenLogprob] = []
+        self._top_logprobs: list[tuple[TokenLogprob, ...]] = []
 
     def sampling(self) -> Sampling:
         """How the next token is drawn."""
+        if self._is_plain:
+            return GREEDY
         operation = self.operation
         return Sampling(
             temperature=operation.temperature,
@@ -41,22 +83,103 @@ class Generation:
             top_k=operation.top_k,
             min_p=operation.min_p,
             uniform=0.0 if operation.greedy else uniform(self.request.seed, self.num_sampled),
-            mask_W=self.guide.mask(self.state) if self.guide else None,
+            mask_W=self._mask(),
+            penalties=self._penalties(),
+            banned=self._banned_early if self.num_sampled < operation.min_tokens else self._banned_always,
+            num_top_logprobs=operation.num_top_logprobs,
         )
 
-    def accept(self, token_id: int) -> FinishReason | None:
+    def _mask(self) -> Bitmask | None:
+        if self.guide is None:
+            return None
+        if self._run:
+            return single_bit(self._run[0], len(self.guide.mask(self.state)))
+        if self._free_len >= MAX_FREE_TEXT_BYTES:
+            return self.guide.completing_mask(self.state)
+        return self.guide.mask(self.state)
+
+    def _penalties(self) -> dict[int, float]:
+        often, ever = self.operation.frequency_penalty, self.operation.presence_penalty
+        if not often and not ever:
+            return {}
+        return {token_id: often * count + ever for token_id, count in self._counts.items()}
+
+    def accept(self, drawn: int | Drawn) -> FinishReason | None:
         """Takes a sampled token; says why the generation ends, if it does."""
-        self.num_sampled += 1
-        if token_id in self.end_token_ids:
+        if self._is_plain:
+            assert isinstance(drawn, int)
+            return self._take_plain(drawn)
+        token_id = drawn if isinstance(drawn, int) else drawn.token_id
+        if isinstance(drawn, Drawn):
+            self._logprobs.append((drawn.logprob, token_id))
+            self._top_logprobs.append(drawn.top)
+        if token_id in self._end_token_ids:
+            self.num_sampled += 1
             return "stop"
-        self.sequence.output_ids.append(token_id)
+        reason = self._take(self._within_reach(token_id))
+        while self._jumps and self._run and reason is None:
+            reason = self._take(self._within_reach(self._run[0]))
+            self.num_jumped += 1
+        return reason
+
+    def _take_plain(self, token_id: int) -> FinishReason | None:
+        """``_take`` where nothing but the end, stop strings and max_tokens matters."""
+        self.num_sampled += 1
+        if token_id in self._end_token_ids:
+            return "stop"
+        output_ids = self.sequence.output_ids
+        output_ids.append(token_id)
         if self.text.append(token_id):
             return "stop"
+        return "length" if len(output_ids) >= self.operation.max_tokens else None
+
+    def _within_reach(self, token_id: int) -> int:
+        """The token, or with ``complete`` the first of the shortest completion where the token would leave no room."""
+        if not self.operation.complete or self._is_completing or self.guide is None or self._forced is None:
+            return token_id
+        left = self.operation.max_tokens - len(self.sequence.output_ids) - 1
+        after = self.guide.advance(self.state, token_id)
+        if self.guide.cost(after) <= left or len(self._forced.completion(after)) <= left:
+            return token_id
+        completion = self._forced.completion(self.state)
+        if not completion or len(completion) > left + 1:
+            return token_id  # there never was room
+        self._is_completing = True
+        self._run = completion
+        return completion[0]
+
+    def _take(self, token_id: int) -> FinishReason | None:
+        """One more token of the answer."""
+        self.num_sampled += 1
+        self._counts[token_id] += 1
+        self.sequence.output_ids.append(token_id)
+        if self.text.append(token_id, may_stop=self.num_sampled > self.operation.min_tokens):
+            return "stop"
         if self.guide:
-            self.state = self.guide.advance(self.state, token_id)
-            if self.guide.is_final(self.state):
+            self._advance(self.guide, token_id)
+            if self.guide.is_final(self.state) or (self._is_completing and not self._run):
                 return "constraint"
         return "length" if len(self.sequence.output_ids) >= self.operation.max_tokens else None
+
+    def _advance(self, guide: Guide, token_id: int) -> None:
+        self.state = guide.advance(self.state, token_id)
+        if self._run:
+            assert token_id == self._run[0], "a forced run leaves no choice"
+            self._run = self._run[1:]
+        if not self._run and not self._is_completing and self._forced is not None:
+            self._run = self._forced.tokens(self.state)
+        data = guide.bytes_of(token_id)
+        is_free = guide.free_text(self.state)
+        before = 0 if b'"' in data else self._free_len
+        self._free_len = before + len(data) if is_free else 0
+
+    def _incomplete(self, reason: FinishReason, text: str) -> ErrorInfo | None:
+        """A text that max_tokens or a stop string cut inside its constraint is no value; the error keeps it."""
+        if self.guide is None or reason == "constraint" or self.guide.may_end(self.state):
+            return None
+        what = f"max_tokens ({self.operation.max_tokens})" if reason == "length" else "a stop string or token"
+        message = f"{what} ended the text inside its constraint; the text so far: {text}"
+        return ErrorInfo(code="constraint-incomplete", message=message)
 
     def result(self, reason: FinishReason) -> Result:
         text, output_ids, tail = self.text.result()
@@ -68,4 +191,9 @@ class Generation:
             tail=tail,
             finish_reason=reason,
             usage=usage,
+            error=self._incomplete(reason, text),
+            output_logprobs=tuple(self._logprobs),
+            output_top_logprobs=tuple(self._top_logprobs) if self.operation.num_top_logprobs else (),
+            input_logprobs=self.input_logprobs,
+            cached_tokens=min(self.sequence.num_cached, len(self.request.prompt_ids)),
         )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
-from sglbatch.engine.fsm.regex import compile_regex
+from sglbatch.engine.fsm import compile_constraint
 from sglbatch.errors import ConstraintError
 from sglbatch.job.manifest import Manifest, changes
 from sglbatch.job.prepare import Prepared
@@ -12,7 +13,7 @@ from sglbatch.job.records import ReadCounts
 from sglbatch.lang.calls import PendingCall
 from sglbatch.lang.template import Template
 from sglbatch.planner import JobFacts, Plan, Summary, Tree, kv_bytes_per_token, plan_calls
-from sglbatch.types import ErrorInfo, Generate
+from sglbatch.types import Constraint, ErrorInfo, Generate
 
 
 def plan_job(
@@ -36,28 +37,36 @@ def plan_job(
 
 
 def check_constraints(calls: Sequence[PendingCall], template: Template) -> None:
-    """Compiles the regexes that the template's author wrote, so that a bad one ends the job before a model is loaded.
+    """Compiles the constraints that are the template's own, so that a bad one ends the job before a model is loaded.
 
-    One that is made from a row's values is that row's error, which the backend gives.
+    One that is made from a row's values is that row's error, which the backend gives. A regex is the template's when it
+    stands in its source, a schema when all the calls of its name have it.
 
     Raises:
         ConstraintError: naming the template.
     """
-    constraints = {call.operation.constraint for call in calls if isinstance(call.operation, Generate)}
-    sources = {constraint.source for constraint in constraints if constraint is not None}
-    for source in sorted(sources & template.function.strings()):
+    written = template.function.strings()
+    by_name: dict[str, set[Constraint]] = defaultdict(set)
+    for call in calls:
+        if isinstance(call.operation, Generate) and call.operation.constraint is not None:
+            by_name[call.name].add(call.operation.constraint)
+    own = {c for found in by_name.values() for c in found if len(found) == 1 or c.source in written}
+    for constraint in sorted(own, key=lambda c: c.source):
+        if constraint.kind == "regex" and constraint.source not in written:
+            continue
         try:
-            compile_regex(source)
+            compile_constraint(constraint)
         except ConstraintError as error:
-            raise ConstraintError(error.code, error.message, hint=error.hint, where=str(template.path)) from error
+            error.where = str(template.path)
+            raise
 
 
-def plan_line(summary: Summary) -> str:
+def plan_line(summary: Summary, *, with_tokens: bool = True) -> str:
     """The plan in one line."""
     answered = f", {summary.calls_reused:,} answered already" if summary.calls_reused else ""
     equal = f", {summary.num_equal_calls:,} equal to another" if summary.num_equal_calls else ""
     tokens = ""
-    if summary.num_requests:
+    if summary.num_requests and with_tokens:
         tokens = (
             f"; {summary.prompt_tokens:,} prompt tokens, {summary.unique_tokens:,} of them unique: "
             f"best hit rate {summary.best_hit_rate:.1%}"

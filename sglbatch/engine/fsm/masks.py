@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import TypeAlias
 from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
 
 from sglbatch.engine.fsm.automaton import DEAD, Automaton
+from sglbatch.engine.fsm.bitmask import Bitmask
 from sglbatch.engine.fsm.budget import Budget
+from sglbatch.engine.fsm.guide import Guide
+from sglbatch.engine.fsm.machine_guide import MachineGuide
 from sglbatch.engine.fsm.minimise import can_finish
+from sglbatch.engine.fsm.schema import SchemaConstraint
+from sglbatch.engine.fsm.schema_parts import byte_costs
 from sglbatch.engine.fsm.vocabulary import Vocabulary, row_offsets
 from sglbatch.errors import ConstraintError
-
-Bitmask: TypeAlias = npt.NDArray[np.int32]
-"""int32 [ceil(vocab_size / 32)], read-only: bit v % 32 (from the lowest) of word v // 32 stands for token v."""
 
 
 class TokenMasks:
@@ -27,7 +28,7 @@ class TokenMasks:
         token_bytes: the bytes each token id stands for; b"" for special tokens and unused ids.
         eos_token_ids: allowed exactly where a text may end.
         vocab_size: number of the model's logits, at least ``len(token_bytes)``; further ids are never allowed.
-        max_guides: automata whose masks are remembered; the least recently used go first.
+        max_guides: constraints whose masks are remembered; the least recently used go first.
     """
 
     def __init__(
@@ -40,20 +41,21 @@ class TokenMasks:
         self._eos_ids = sorted(eos_token_ids)
         self._vocabulary = Vocabulary(self._token_bytes)
         self._max_guides = max_guides
-        self._guides: OrderedDict[Automaton, Guide] = OrderedDict()
+        self._guides: OrderedDict[Automaton | SchemaConstraint, Guide] = OrderedDict()
         self._distinct: WeakValueDictionary[bytes, Bitmask] = WeakValueDictionary()
 
-    def guide(self, automaton: Automaton) -> Guide:
-        """The guide of this very automaton object, remembered among the last ``max_guides``.
+    def guide(self, compiled: Automaton | SchemaConstraint) -> Guide:
+        """The guide of this very object, remembered among the last ``max_guides``.
 
         Raises ConstraintError (untokenizable-constraint) when no sequence of tokens spells an accepted text.
         """
-        guide = self._guides.get(automaton)
+        guide = self._guides.get(compiled)
         if guide is None:
-            guide = self._guides[automaton] = Guide(automaton, self)
+            guide = AutomatonGuide(compiled, self) if isinstance(compiled, Automaton) else MachineGuide(compiled, self)
+            self._guides[compiled] = guide
             if len(self._guides) > self._max_guides:
                 self._guides.popitem(last=False)
-        self._guides.move_to_end(automaton)
+        self._guides.move_to_end(compiled)
         return guide
 
     @property
@@ -75,11 +77,10 @@ class TokenMasks:
         return self._distinct.setdefault(data, mask)
 
 
-class Guide:
-    """Walks one automaton token by token. States are the automaton's; keep one integer a request.
+class AutomatonGuide:
+    """The guide of an automaton, whose states it uses. See ``Guide``.
 
-    Every state reached by allowed tokens has an allowed token of its own or is final, so masked decoding
-    cannot get stuck, even where the tokenizer lacks some byte.
+    Masked decoding cannot get stuck, even where the tokenizer lacks some byte.
     """
 
     def __init__(self, automaton: Automaton, masks: TokenMasks) -> None:
@@ -88,6 +89,8 @@ class Guide:
         self._token_masks = masks
         self._rows = row_offsets(automaton.table)
         self._masks: dict[int, Bitmask] = {}
+        self._completing: dict[int, Bitmask] = {}
+        self._costs: list[int] | None = None
         self._dead_end = self._token_dead_ends()
         if self._dead_end is not None and self._dead_end[self.start]:
             raise ConstraintError(
@@ -114,6 +117,36 @@ class Guide:
     def is_final(self, state: int) -> bool:
         """The text may end here and nothing can follow."""
         return bool(self.automaton.accepting[state]) and bool((self.automaton.table[state] == DEAD).all())
+
+    def may_end(self, state: int) -> bool:
+        return bool(self.automaton.accepting[state])
+
+    def row(self, state: int) -> npt.NDArray[np.int32]:
+        row: npt.NDArray[np.int32] = self.automaton.table[state]
+        return row
+
+    def cost(self, state: int) -> int:
+        if self._costs is None:
+            self._costs = byte_costs(self.automaton, escaped=False)
+        return self._costs[state]
+
+    def free_text(self, state: int) -> bool:
+        return False
+
+    def completing_mask(self, state: int) -> Bitmask:
+        mask = self._completing.get(state)
+        if mask is None:
+            vocabulary = self._token_masks.vocabulary
+            after = vocabulary.destinations(self._rows, state)
+            allowed = self._allowed(state)
+            left = self.cost(state)
+            for token_id in np.flatnonzero(allowed).tolist():
+                allowed[token_id] = self.cost(int(after[token_id])) == left - len(self.bytes_of(token_id))
+            mask = self._completing[state] = self._token_masks.pack(allowed, may_end=left == 0)
+        return mask
+
+    def bytes_of(self, token_id: int) -> bytes:
+        return self._token_masks.bytes_of(token_id)
 
     def _allowed(self, state: int) -> npt.NDArray[np.bool_]:
         vocabulary = self._token_masks.vocabulary

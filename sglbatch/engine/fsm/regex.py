@@ -28,6 +28,8 @@ interegular's without the step from characters to bytes and without minimising:
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from re import _constants as op  # type: ignore[attr-defined]
 from re import _parser  # type: ignore[attr-defined]
 from typing import Any, Final
@@ -75,8 +77,8 @@ def compile_regex(pattern: str, budget: Budget | None = None) -> Automaton:
     budget = budget or Budget()
     builder = NfaBuilder(budget)
     try:
-        tree = _parse(pattern)
-        whole = _Lowering(builder, budget).sequence(tree, tree.state.flags, at_start=True, at_end=True)
+        tree = parse_regex(pattern)
+        whole = Lowering(builder, budget).sequence(tree, tree.state.flags, at_start=True, at_end=True)
     except RecursionError as error:
         raise ConstraintError(
             "constraint-too-large", "the regex has groups nested too deeply", hint="nest fewer groups"
@@ -97,7 +99,7 @@ def compile_regex(pattern: str, budget: Budget | None = None) -> Automaton:
     return automaton
 
 
-def _parse(pattern: str) -> Any:
+def parse_regex(pattern: str) -> Any:
     """Python's own syntax tree of ``pattern``. Raises ConstraintError with the parser's message and position."""
     try:
         return _parser.parse(pattern, re.ASCII)
@@ -128,15 +130,43 @@ def _unsupported(construct: str, hint: str) -> ConstraintError:
     return ConstraintError("unsupported-regex", f"the regex has an unsupported part: {construct}", hint=hint)
 
 
-class _Lowering:
+def ascii_category(category: Any) -> Ranges:
+    r"""The characters of ``\d``, ``\W`` and so on, read as ASCII."""
+    return _CATEGORIES[category]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dialect:
+    r"""What a regex's parts mean where languages differ.
+
+    Args:
+        inner: the characters of a category such as ``\d`` in a class.
+        outer: those that a negated class leaves out for it; at least the same.
+        line_ends: what ``.`` does not match.
+        begin_marker, end_marker: bytes that stand for the ends of the text; anchors may then be anywhere. Without
+            them an anchor must be at its end of the regex and matches nothing.
+    """
+
+    inner: Callable[[Any], Ranges] = ascii_category
+    outer: Callable[[Any], Ranges] = ascii_category
+    line_ends: Ranges = _NEWLINE
+    begin_marker: bytes = b""
+    end_marker: bytes = b""
+
+
+class Lowering:
     """Turns the parser's tree into fragments. ``flags`` are those in force at a node.
 
     ``at_start`` and ``at_end`` say whether a node touches that end of the whole text in every match.
+
+    Args:
+        dialect: what the classes and the anchors mean.
     """
 
-    def __init__(self, builder: NfaBuilder, budget: Budget) -> None:
+    def __init__(self, builder: NfaBuilder, budget: Budget, dialect: Dialect | None = None) -> None:
         self._builder = builder
         self._budget = budget
+        self._dialect = dialect or Dialect()
         self._folded_ranges: dict[Ranges, Ranges] = {}
 
     def sequence(self, tree: Any, flags: int, *, at_start: bool, at_end: bool) -> Fragment:
@@ -186,13 +216,14 @@ class _Lowering:
     def _characters(self, kind: Any, value: Any, flags: int) -> Ranges:
         """The code points that a node of one character stands for."""
         if kind is op.ANY:
-            return complement(() if flags & re.DOTALL else _NEWLINE)
+            return complement(() if flags & re.DOTALL else self._dialect.line_ends)
         if kind is op.LITERAL:
             return self._folded(((value, value),), flags)
         if kind is op.NOT_LITERAL:
             return complement(self._folded(((value, value),), flags))
         assert kind is op.IN, f"the parser has no other node, yet there is {kind}"
         negated = value[0][0] is op.NEGATE
+        classes = self._dialect.outer if negated else self._dialect.inner
         written: list[tuple[int, int]] = []
         categories: list[tuple[int, int]] = []  # closed under case, so they are not folded
         for member, argument in value[negated:]:
@@ -202,7 +233,7 @@ class _Lowering:
                 written.append(argument)
             else:
                 assert member is op.CATEGORY, f"a class has no other member, yet there is {member}"
-                categories += _CATEGORIES[argument]
+                categories += classes(argument)
         members = normalise([*self._folded(normalise(written), flags), *categories])
         return complement(members) if negated else members
 
@@ -216,12 +247,14 @@ class _Lowering:
         return self._folded_ranges[ranges]
 
     def _anchor(self, where: Any, *, at_start: bool, at_end: bool) -> Fragment:
+        begins = where in (op.AT_BEGINNING, op.AT_BEGINNING_STRING)
+        marker = self._dialect.begin_marker if begins else self._dialect.end_marker
+        if marker and where not in (op.AT_BOUNDARY, op.AT_NON_BOUNDARY):
+            return self._builder.text(marker)
         if where in (op.AT_BOUNDARY, op.AT_NON_BOUNDARY):
             name = r"\b" if where is op.AT_BOUNDARY else r"\B"
             raise _unsupported(f"word boundary {name}", "write the separating characters out")
-        name, holds = (
-            (r"^ or \A", at_start) if where in (op.AT_BEGINNING, op.AT_BEGINNING_STRING) else (r"$ or \Z", at_end)
-        )
+        name, holds = (r"^ or \A", at_start) if begins else (r"$ or \Z", at_end)
         if not holds:
             raise _unsupported(
                 f"anchor {name} inside the regex", "the whole text is always matched: leave the anchor out"

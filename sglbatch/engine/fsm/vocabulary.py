@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -101,6 +101,28 @@ class Vocabulary:
             offset_at[start:end] = rows[index]
         destinations: npt.NDArray[np.int32] = offset_at.take(self._node_of_token) // 256
         return destinations
+
+    def walk(
+        self, table_of: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int32]], state: int
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """The tokens whose bytes lead somewhere from ``state``, and the state after each.
+
+        Args:
+            table_of: gives for distinct states a table [at least max(states) + 1, 256] with their rows in it.
+        """
+        nodes, states = np.zeros(1, dtype=np.int64), np.full(1, state, dtype=np.int64)
+        tokens, after = [nodes[:0]], [states[:0]]
+        while len(nodes):
+            num_children = self._num_children[nodes]
+            children = concatenated_ranges(self._first_child[nodes], num_children)
+            table = table_of(np.unique(states[num_children > 0]))
+            reached = table[np.repeat(states, num_children), self._byte[children]]
+            live = reached >= 0
+            nodes, states = children[live], reached[live].astype(np.int64)
+            num_tokens = self._num_tokens_at[nodes]
+            tokens.append(self._token_at_node[concatenated_ranges(self._first_token_at[nodes], num_tokens)])
+            after.append(np.repeat(states, num_tokens))
+        return np.concatenate(tokens), np.concatenate(after)
 
     def _few_reachable_nodes(self, rows: npt.NDArray[np.int32], state: int) -> npt.NDArray[np.int64] | None:
         """The nodes below the root that ``state`` can follow; None as soon as they are many."""

@@ -1,0 +1,210 @@
+"""A pushdown machine over bytes, made deterministic a state at a time as it is walked.
+
+JSON nests, so a schema's language is in general not regular. A configuration is a part with its state on top of a
+stack of parts that go on when it ends; a state of the machine is a set of configurations (the powerset construction),
+numbered when it is first met. Walking needs no more than that, and the states met while generating are few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from sglbatch.engine.fsm.automaton import DEAD
+from sglbatch.engine.fsm.schema_parts import INFINITE, Local, Part
+
+
+class Frame:
+    """A part in a state, and what goes on when it ends. One object for equal contents, so compared by identity."""
+
+    __slots__ = ("_cost", "closure", "local", "moves", "parent", "part")
+
+    def __init__(self, part: Part, local: Local, parent: Frame | None) -> None:
+        self.part = part
+        self.local = local
+        self.parent = parent
+        self.closure: tuple[Frame | None, ...] | None = None
+        self.moves: list[tuple[int, int, Frame]] | None = None
+        self._cost: int | None = None
+
+    @property
+    def cost(self) -> int:
+        """Bytes of the shortest way to the end of everything."""
+        if self._cost is None:
+            self._cost = self.part.cost(self.local) + (self.parent.cost if self.parent else 0)
+        return self._cost
+
+
+class Machine:
+    """The deterministic machine of a part. States are integers; 0 is the start.
+
+    Args:
+        alphabet: bytes that may be used; None for all.
+    """
+
+    start: Final = 0
+
+    def __init__(self, part: Part, alphabet: frozenset[int] | None = None) -> None:
+        self._left_out = frozenset() if alphabet is None else frozenset(range(256)) - alphabet
+        self._frames: dict[tuple[Part, Local, Frame | None], Frame] = {}
+        self._states: list[frozenset[Frame | None]] = []
+        self._numbers: dict[frozenset[Frame | None], int] = {}
+        self._steps: list[dict[int, int]] = []
+        self._rows: npt.NDArray[np.int32] = np.full((64, 256), DEAD, dtype=np.int32)
+        self._has_row: npt.NDArray[np.bool_] = np.zeros(64, dtype=np.bool_)
+        self._number(frozenset(self._closed([self._frame(part, part.start, None)])))
+
+    @property
+    def num_states(self) -> int:
+        """States met so far."""
+        return len(self._states)
+
+    def step(self, state: int, byte: int) -> int:
+        """The state after one byte, or DEAD."""
+        if state == DEAD:
+            return DEAD
+        if self._has_row[state]:
+            return int(self._rows[state, byte])
+        steps = self._steps[state]
+        if byte in self._left_out:
+            return DEAD
+        if byte not in steps:
+            reached = [
+                target
+                for frame in self._states[state]
+                if frame is not None
+                for first, last, target in self._moves(frame)
+                if first <= byte <= last
+            ]
+            steps[byte] = self._number(frozenset(self._closed(reached))) if reached else DEAD
+        return steps[byte]
+
+    def run(self, state: int, data: bytes) -> int:
+        for byte in data:
+            state = self.step(state, byte)
+            if state == DEAD:
+                break
+        return state
+
+    def accepts(self, data: bytes) -> bool:
+        state = self.run(self.start, data)
+        return state != DEAD and self.accepting(state)
+
+    def accepting(self, state: int) -> bool:
+        return None in self._states[state]
+
+    def cost(self, state: int) -> int:
+        """Bytes of the shortest way to an accepting state."""
+        return min((0 if frame is None else frame.cost for frame in self._states[state]), default=INFINITE)
+
+    def free_text(self, state: int) -> bool:
+        """Inside a string without any bound."""
+        return all(frame is not None and frame.part.is_free(frame.local) for frame in self._states[state])
+
+    def row(self, state: int) -> npt.NDArray[np.int32]:
+        """int32 [256], the state after each byte."""
+        if not self._has_row[state]:
+            row = self._make_row(state)
+            row[list(self._left_out)] = DEAD
+            if len(self._rows) <= state:
+                self._grow()
+            self._rows[state] = row
+            self._has_row[state] = True
+        made: npt.NDArray[np.int32] = self._rows[state]
+        return made
+
+    def rows(self, states: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+        """The table of rows [at least max(states) + 1, 256], those of ``states`` made. Valid until the next call."""
+        for state in states[~self._has_row[states]].tolist():
+            self.row(state)
+        return self._rows
+
+    def _make_row(self, state: int) -> npt.NDArray[np.int32]:
+        row = np.full(256, DEAD, dtype=np.int32)
+        frames = [frame for frame in self._states[state] if frame is not None]
+        moves = [move for frame in frames for move in self._moves(frame)]
+        if len(frames) == 1:
+            for first, last, target in moves:
+                row[first : last + 1] = self._number(frozenset(self._closed([target])))
+            return row
+        bounds = sorted({move[0] for move in moves} | {move[1] + 1 for move in moves})
+        known: dict[tuple[Frame, ...], int] = {}
+        for first, end in pairwise(bounds):
+            targets = tuple(t for low, high, t in moves if low <= first <= high)
+            if not targets:
+                continue
+            if targets not in known:
+                known[targets] = self._number(frozenset(self._closed(targets)))
+            row[first:end] = known[targets]
+        return row
+
+    def _grow(self) -> None:
+        size = max(2 * len(self._rows), len(self._states))
+        rows = np.full((size, 256), DEAD, dtype=np.int32)
+        rows[: len(self._rows)] = self._rows
+        self._rows = rows
+
+    def _number(self, frames: frozenset[Frame | None]) -> int:
+        number = self._numbers.get(frames)
+        if number is None:
+            number = self._numbers[frames] = len(self._states)
+            self._states.append(frames)
+            self._steps.append({})
+            if number >= len(self._has_row):
+                self._has_row = np.append(self._has_row, np.zeros(len(self._has_row), dtype=np.bool_))
+        return number
+
+    def _frame(self, part: Part, local: Local, parent: Frame | None) -> Frame:
+        key = (part, local, parent)
+        frame = self._frames.get(key)
+        if frame is None:
+            frame = self._frames[key] = Frame(part, local, parent)
+        return frame
+
+    def _moves(self, frame: Frame) -> list[tuple[int, int, Frame]]:
+        if frame.moves is None:
+            part, parent = frame.part, frame.parent
+            frame.moves = [(a, b, self._frame(part, local, parent)) for a, b, local in part.moves(frame.local)]
+        return frame.moves
+
+    def _closed(self, frames: Iterable[Frame]) -> set[Frame | None]:
+        found: set[Frame | None] = set()
+        for frame in frames:
+            found.update(self._closure(frame))
+        return found
+
+    def _closure(self, frame: Frame) -> tuple[Frame | None, ...]:
+        """The frames that read bytes, reached without one; None is the end of everything."""
+        if frame.closure is None:
+            found: set[Frame | None] = set()
+            seen = {frame}
+            stack = [frame]
+            while stack:
+                top = stack.pop()
+                if top.closure is not None:
+                    found.update(top.closure)
+                    continue
+                if self._moves(top):
+                    found.add(top)
+                for other in self._opened(top):
+                    if other is None:
+                        found.add(None)
+                    elif other not in seen:
+                        seen.add(other)
+                        stack.append(other)
+            frame.closure = tuple(found)
+        return frame.closure
+
+    def _opened(self, frame: Frame) -> Iterable[Frame | None]:
+        if frame.part.ends(frame.local):
+            yield frame.parent
+        for sequence in frame.part.opens(frame.local):
+            top = frame.parent
+            for part, local in reversed(sequence):
+                top = self._frame(part, local, top)
+            assert top is not None
+            yield top

@@ -1,0 +1,130 @@
+"""JSON Schema to a machine over bytes: what a constraint of kind json_schema becomes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any, Literal
+
+from sglbatch.engine.fsm.budget import Budget
+from sglbatch.engine.fsm.machine import Machine
+from sglbatch.engine.fsm.schema_numbers import number_text
+from sglbatch.engine.fsm.schema_parts import INFINITE, json_bytes
+from sglbatch.engine.fsm.schema_reader import SchemaReader
+from sglbatch.engine.fsm.schema_values import Form, Parts
+from sglbatch.errors import ConstraintError
+
+MAX_DEPTH = 256
+"""Nesting of a value that is judged."""
+
+
+class SchemaConstraint:
+    """A compiled schema.
+
+    Args:
+        schema: a JSON Schema as a Python value.
+        separators: "json" writes ", " and ": ", "compact" no blanks.
+        draft: of a schema that does not say.
+        formats: ``format`` is a condition.
+        allow_unenforced: leave out what cannot be enforced, for validation afterwards; see ``unenforced``.
+
+    Raises:
+        ConstraintError: invalid-schema, unsatisfiable-schema, constraint-too-large; UnsupportedSchemaError.
+    """
+
+    def __init__(
+        self,
+        schema: Any,
+        *,
+        separators: Literal["json", "compact"] = "json",
+        draft: Literal["7", "2020-12"] = "2020-12",
+        formats: bool = True,
+        allow_unenforced: bool = False,
+    ) -> None:
+        self.schema = schema
+        self.unenforced: list[str] | None = [] if allow_unenforced else None
+        self._budget = Budget()
+        comma, colon = (b", ", b": ") if separators == "json" else (b",", b":")
+        self._form = Form(comma=comma, colon=colon)
+        try:
+            self._reader = SchemaReader(
+                schema, old=draft == "7", formats=formats, unenforced=self.unenforced, budget=self._budget
+            )
+            self._parts = Parts(self._reader, self._form, self._budget)
+        except RecursionError as error:
+            raise ConstraintError(
+                "constraint-too-large", "the schema is nested too deeply", hint="use fewer levels, or $ref"
+            ) from error
+        if self._parts.cost(self._reader.root) >= INFINITE:
+            raise ConstraintError(
+                "unsatisfiable-schema", "no value satisfies the schema", hint="look for an empty enum or crossed bounds"
+            )
+        self._any_order: Machine | None = None
+
+    def machine(self, alphabet: frozenset[int] | None = None) -> Machine:
+        """The machine of the texts to generate, properties in the schema's order."""
+        return Machine(self._parts.value(self._reader.root), alphabet)
+
+    def shortest(self) -> str:
+        """A shortest text that the schema allows, as it is generated."""
+        machine = self.machine()
+        data, state = bytearray(), machine.start
+        while machine.cost(state):
+            row = machine.row(state).tolist()
+            byte = next(b for b in range(256) if row[b] >= 0 and machine.cost(row[b]) < machine.cost(state))
+            data.append(byte)
+            state = row[byte]
+        return data.decode()
+
+    def accepts(self, text: str) -> bool:
+        """Whether ``text`` is JSON whose value can be generated.
+
+        The value counts, not how it is written: it is judged in the constraint's own form (its separators, escapes and
+        plain decimals), with the properties of an object in any order.
+        """
+        try:
+            value = json.loads(text, parse_float=Decimal, parse_constant=_no_constant, object_pairs_hook=_distinct)
+            data = self.canonical(value)
+        except (ValueError, RecursionError):
+            return False
+        if self._any_order is None:
+            form = Form(comma=self._form.comma, colon=self._form.colon, any_order=True)
+            self._any_order = Machine(Parts(self._reader, form, self._budget).value(self._reader.root))
+        return self._any_order.accepts(data)
+
+    def canonical(self, value: Any) -> bytes:
+        """A JSON value in the constraint's form, its properties in the order that they have."""
+        if isinstance(value, Mapping):
+            pairs = (json_bytes(name) + self._form.colon + self.canonical(item) for name, item in value.items())
+            return b"{" + self._form.comma.join(pairs) + b"}"
+        if isinstance(value, list):
+            return b"[" + self._form.comma.join(map(self.canonical, value)) + b"]"
+        if isinstance(value, Decimal | int | float) and not isinstance(value, bool):
+            return _plain(value)
+        return json_bytes(value)
+
+
+def _plain(value: Decimal | float) -> bytes:
+    """A number without an exponent, unless it would be very long."""
+    exact = Decimal(repr(value)) if isinstance(value, float) else Decimal(value)
+    if exact and not -20 <= exact.adjusted() <= 19:
+        digits = exact.normalize().as_tuple()
+        mantissa = "".join(map(str, digits.digits))
+        assert isinstance(digits.exponent, int)
+        exponent = digits.exponent + len(mantissa) - 1
+        fraction = f".{mantissa[1:]}" if len(mantissa) > 1 else ""
+        return f"{'-' if digits.sign else ''}{mantissa[0]}{fraction}e{exponent}".encode()
+    return number_text(Fraction(exact)).encode()
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name stands twice")
+    return found

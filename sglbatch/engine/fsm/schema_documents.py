@@ -1,0 +1,130 @@
+"""The places of a schema document, and what its references point at."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+from urllib.parse import unquote, urldefrag, urljoin
+
+from sglbatch.engine.fsm.schema_node import Place
+from sglbatch.errors import ConstraintError, UnsupportedSchemaError
+
+_OLD_DRAFTS: Final = tuple(f"http://json-schema.org/draft-0{n}/schema" for n in (3, 4, 6, 7))
+_NEW_DRAFTS: Final = tuple(f"https://json-schema.org/draft/{name}/schema" for name in ("2019-09", "2020-12"))
+_DATA_KEYWORDS: Final = frozenset({"enum", "const", "default", "examples", "example"})
+
+
+class Documents:
+    """One document and its embedded resources; nothing is ever fetched.
+
+    Args:
+        old: without a ``$schema`` the document is of draft 7 or older.
+
+    Raises ConstraintError (invalid-schema), UnsupportedSchemaError for a ``$schema`` that is no known draft.
+    """
+
+    def __init__(self, document: Any, *, old: bool) -> None:
+        self._places: dict[tuple[int, str], Place] = {}
+        self._resources: dict[str, Place] = {}
+        self._anchors: dict[str, Place] = {}
+        old = self._is_old(document, "#", default=old)
+        self.root = self._place(document, "#", "", old)
+        self._index(self.root)
+        self._resources.setdefault("", self.root)
+
+    def child(self, place: Place, *steps: str | int) -> Place:
+        """The schema below a keyword of ``place``."""
+        for step in steps:
+            schema = place.schema[step]
+            place = self._place(schema, f"{place.path}/{_escaped(step)}", place.base, place.old)
+        return place
+
+    def resolve(self, place: Place) -> Place:
+        """What the place's ``$ref`` points at."""
+        reference = place.schema["$ref"]
+        if not isinstance(reference, str):
+            raise ConstraintError("invalid-schema", f"{place.path}/$ref: it must be text", hint="correct the schema")
+        url, fragment = urldefrag(urljoin(_reference_base(place), reference))
+        if url not in self._resources:
+            raise UnsupportedSchemaError("$ref", place.path, f"{reference!r} is outside the schema: nothing is fetched")
+        target = self._resources[url]
+        fragment = unquote(fragment)
+        if fragment and not fragment.startswith("/"):
+            if f"{url}#{fragment}" not in self._anchors:
+                raise _unknown(place, reference)
+            return self._anchors[f"{url}#{fragment}"]
+        for step in fragment.split("/")[1:]:
+            name = step.replace("~1", "/").replace("~0", "~")
+            schema = target.schema
+            if isinstance(schema, list) and name.isdecimal() and int(name) < len(schema):
+                target = self.child(target, int(name))
+            elif isinstance(schema, dict) and name in schema:
+                target = self.child(target, name)
+            else:
+                raise _unknown(place, reference)
+        return target
+
+    def _place(self, schema: Any, path: str, base: str, old: bool) -> Place:
+        key = (id(schema), path)
+        if key not in self._places:
+            if isinstance(schema, dict):
+                old = self._is_old(schema, path, default=old)
+                identifier = schema.get("$id", schema.get("id"))
+                if isinstance(identifier, str) and not (old and "$ref" in schema):
+                    base = urljoin(base, identifier)
+            self._places[key] = Place(schema, path, base, old)
+        return self._places[key]
+
+    @staticmethod
+    def _is_old(schema: Any, path: str, *, default: bool) -> bool:
+        dialect = schema.get("$schema") if isinstance(schema, dict) else None
+        if not isinstance(dialect, str):
+            return default
+        name = dialect.rstrip("#")
+        if name in _NEW_DRAFTS:
+            return False
+        if name.replace("https:", "http:") in _OLD_DRAFTS or name in (
+            "http://json-schema.org/schema",
+            "https://json-schema.org/schema",
+        ):
+            return True
+        raise UnsupportedSchemaError("$schema", path, f"{dialect!r} is no draft that is known here")
+
+    def _index(self, place: Place) -> None:
+        """Finds every identifier and anchor in the document."""
+        stack = [place]
+        while stack:
+            place = stack.pop()
+            schema = place.schema
+            if isinstance(schema, dict):
+                self._index_names(place)
+                steps: list[str | int] = [k for k in schema if k not in _DATA_KEYWORDS]
+            else:
+                steps = list(range(len(schema))) if isinstance(schema, list) else []
+            stack += [self.child(place, s) for s in steps if isinstance(schema[s], dict | list)]
+
+    def _index_names(self, place: Place) -> None:
+        schema = place.schema
+        identifier = schema.get("$id", schema.get("id"))
+        if isinstance(identifier, str) and not (place.old and "$ref" in schema):
+            url, fragment = urldefrag(place.base)
+            if fragment:
+                self._anchors[place.base] = place
+            else:
+                self._resources.setdefault(url, place)
+        for keyword in ("$anchor", "$dynamicAnchor"):
+            if isinstance(schema.get(keyword), str):
+                self._anchors[f"{urldefrag(place.base)[0]}#{schema[keyword]}"] = place
+
+
+def _reference_base(place: Place) -> str:
+    return urldefrag(place.base)[0]
+
+
+def _unknown(place: Place, reference: str) -> ConstraintError:
+    return ConstraintError(
+        "invalid-schema", f"{place.path}/$ref: {reference!r} points at nothing", hint="correct the reference"
+    )
+
+
+def _escaped(step: str | int) -> str:
+    return str(step).replace("~", "~0").replace("/", "~1")
