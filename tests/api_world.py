@@ -11,8 +11,10 @@ from typing import Any
 
 from sglbatch.api_spec import ApiModel
 from sglbatch.api_spec.backend import ApiBackend
+from sglbatch.api_spec.batchstore import BatchStore
 from sglbatch.api_spec.client import Endpoint
 from sglbatch.api_spec.limits import Limits
+from sglbatch.api_spec.speculation import Speculation
 from sglbatch.api_spec.tokens import counter_for
 from sglbatch.job.config import RunConfig
 from sglbatch.job.execution import Surroundings
@@ -74,6 +76,7 @@ class ApiWorld:
     """Args:
     tokenizer: of the model, where the client knows it.
     endpoint: settings of ``Endpoint`` beyond its model.
+    batches: settings of ``BatchStore`` beyond its path; None asks one by one.
     """
 
     folder: Path
@@ -84,6 +87,7 @@ class ApiWorld:
     endpoint: dict[str, Any] = field(default_factory=dict)
     stderr: io.StringIO = field(default_factory=io.StringIO)
     backend: ApiBackend | None = None
+    batches: dict[str, Any] | None = None
     on_load: Callable[[ApiBackend], None] | None = None
 
     @property
@@ -113,7 +117,16 @@ class ApiWorld:
 
     def _load(self, model: ApiModel, tokenizer: Tokenizer | None, config: RunConfig) -> Backend:
         endpoint = Endpoint(model=model, limits=self.limits, **{"backoff_scale": 0.05, **self.endpoint})
-        self.backend = ApiBackend(endpoint, counter_for(self.tokenizer), concurrency=self.concurrency)
+        store = None
+        if self.batches is not None:
+            store = BatchStore(path=self.paths.batches, **{"poll_s": 0.1, "settle_s": 0.3, **self.batches})
+        self.backend = ApiBackend(
+            endpoint,
+            counter_for(self.tokenizer),
+            concurrency=self.concurrency if store is None else 1000,
+            speculation=Speculation(probes=1000) if store is not None else None,
+            batches=store,
+        )
         if self.on_load is not None:
             self.on_load(self.backend)
         return self.backend

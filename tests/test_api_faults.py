@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import bisect
+import os
 import random
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -133,3 +136,26 @@ def test_no_key_goes_where_none_belongs(api_url: str, tmp_path: Path, monkeypatc
         world.run()
         (seen,) = proxy.seen
     assert "authorization" not in seen.headers and "openai-organization" not in seen.headers
+
+
+def test_a_kill_costs_at_most_the_calls_in_flight(api_url: str, tmp_path: Path) -> None:
+    concurrency, rows = 4, 40
+    with FaultProxy(upstream=api_url.removesuffix("/v1")).running() as proxy:
+        world = ApiWorld(folder=tmp_path, base_url=proxy.base_url)
+        world.write(SHORT, [{"q": f"{i}"} for i in range(rows)])
+        command = [
+            *(sys.executable, "-m", "sglbatch", "run", "program.py", "data.jsonl", "-m", "openai/smollm2"),
+            *("--base-url", proxy.base_url, "--concurrency", str(concurrency), "-o", "out.jsonl"),
+        ]
+        env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+        for killed_at in (8, 20):
+            process = subprocess.Popen(command, cwd=tmp_path, env=env, stderr=subprocess.DEVNULL)
+            while sum(seen.ok for seen in list(proxy.seen)) < killed_at:
+                assert process.poll() is None
+                time.sleep(0.01)
+            process.kill()
+            process.wait()
+        subprocess.run(command, cwd=tmp_path, env=env, check=True, capture_output=True)
+        answered = proxy.answered()
+    assert len(answered) == rows and len(world.output()) == rows
+    assert sum(answered.values()) - rows <= 2 * concurrency

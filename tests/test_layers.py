@@ -19,7 +19,7 @@ LAYERS = [
     ["sglbatch.cli"],
     ["sglbatch.job"],
     ["sglbatch.planner"],
-    ["sglbatch.engine"],
+    ["sglbatch.engine", "sglbatch.api_spec"],
     ["sglbatch.engine.radix", "sglbatch.engine.fsm", "sglbatch.lang", "sglbatch.data", "sglbatch.models"],
     [
         "sglbatch.types",
@@ -42,6 +42,9 @@ HEAVY = {
     "pyarrow": {"sglbatch.data"},
     "interegular": {"sglbatch.engine.fsm"},
     "greenlet": {"sglbatch.lang"},
+    "openai": {"sglbatch.api_spec"},
+    "httpx2": {"sglbatch.api_spec"},
+    "genai_prices": {"sglbatch.api_spec"},
     "typer": {"sglbatch.cli"},
 }
 

@@ -89,7 +89,9 @@ class Asking:
         Raises:
             CallError: the call fails. SglbatchError: the job has to end.
         """
-        asks = [NextAsk(name=call.name, question=call.question), *_asks(call.following)]
+        first_ask = NextAsk(name=call.name, question=call.question)
+        call = replace(call, following=() if bodies.stands_alone(first_ask) else _joinable(call.following))
+        asks = [first_ask, *_asks(call.following)]
         goes_ahead = len(asks) > 1 and call.ahead_tokens != 0 and self.speculation.begin(place_of(call))
         if not goes_ahead:
             call = replace(call, following=())
@@ -261,6 +263,9 @@ class Asking:
             value = json.loads(answer.text)
         except ValueError:
             return []
+        if bodies.is_whole(asks):
+            found = self._field_value(asks[0].question, answer.text)
+            return [] if found is None else [found]
         if not isinstance(value, dict):
             return []
         taken: list[Taken] = []
@@ -338,6 +343,14 @@ class Asking:
 
 def _asks(parts: Following) -> list[NextAsk]:
     return [part for part in parts if isinstance(part, NextAsk)]
+
+
+def _joinable(parts: Following) -> Following:
+    """Up to the first call that can only be asked by itself."""
+    for i, part in enumerate(parts):
+        if isinstance(part, NextAsk) and bodies.stands_alone(part):
+            return parts[:i]
+    return parts
 
 
 def _common_stops(call: TextCall) -> tuple[str, ...]:

@@ -12,7 +12,10 @@ from queue import Empty, SimpleQueue
 from typing import Any, Final
 
 from sglbatch.api_spec.asking import Asking, Used
+from sglbatch.api_spec.batches import BatchClient
+from sglbatch.api_spec.batchstore import BatchStore
 from sglbatch.api_spec.client import Client, Endpoint, Traffic
+from sglbatch.api_spec.dialect import ApiDialect
 from sglbatch.api_spec.speculation import Speculation
 from sglbatch.api_spec.tokens import Counter
 from sglbatch.errors import CallError, ConstraintError, SglbatchError
@@ -40,10 +43,17 @@ class ApiBackend:
 
     Args:
         concurrency: calls under way at a time.
+        batches: calls go in batches, whose state is kept here; else one by one.
     """
 
     def __init__(
-        self, endpoint: Endpoint, counter: Counter, *, concurrency: int, speculation: Speculation | None = None
+        self,
+        endpoint: Endpoint,
+        counter: Counter,
+        *,
+        concurrency: int,
+        speculation: Speculation | None = None,
+        batches: BatchStore | None = None,
     ) -> None:
         self._model = endpoint.model
         self._counter = counter
@@ -62,7 +72,10 @@ class ApiBackend:
         self._used = Used()
         self._num_requests = 0
         self._steps = 0
-        self._client = Client(endpoint, self._traffic)
+        self._one_ahead = batches is None
+        self._client: Client | BatchClient = (
+            Client(endpoint, self._traffic) if batches is None else BatchClient(endpoint, self._traffic, batches)
+        )
         self._asking = Asking(model=self._model, counter=counter, speculation=self._speculation, poster=self._client)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="sglbatch-api", daemon=True)
@@ -71,6 +84,11 @@ class ApiBackend:
     @property
     def identity(self) -> str:
         return self._model.identity
+
+    @property
+    def dialect(self) -> ApiDialect:
+        """How programs that run on this backend by themselves put their calls to it."""
+        return ApiDialect(self._model, self._counter)
 
     @property
     def context_len(self) -> int:
@@ -169,7 +187,7 @@ class ApiBackend:
     def _group(self, request: Request) -> bytes | None:
         """The beginning that providers cache, where the prompt is long enough."""
         ids = request.prompt_ids
-        if self._counter.num_tokens(ids) < CACHED_TOKENS:
+        if not self._one_ahead or self._counter.num_tokens(ids) < CACHED_TOKENS:
             return None
         size = CACHED_TOKENS * len(ids) // self._counter.num_tokens(ids)
         return ids[:size].tobytes()

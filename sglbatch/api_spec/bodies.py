@@ -32,11 +32,17 @@ Message = tuple[str, str]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outgoing:
-    """One HTTP request. ``max_tokens``: the most that it can generate and bill."""
+    """One HTTP request.
+
+    Args:
+        max_tokens: the most that it can generate and bill.
+        seed: of the call and the try: with the body it says which request of which row this is.
+    """
 
     path: str
     body: dict[str, Any]
     max_tokens: int
+    seed: int
 
     def pieces(self) -> list[str]:
         """The texts that are billed as the prompt."""
@@ -73,7 +79,7 @@ def generation(
         body |= {"prompt": call.prefix, "max_tokens": most}
     sent_stops = list(stops)[: family.num_stops]
     body |= {"stop": sent_stops} if sent_stops else {}
-    return Outgoing(path=path, body=body | _sampling(question, model, seed), max_tokens=most)
+    return Outgoing(path=path, body=body | _sampling(question, model, seed), max_tokens=most, seed=seed)
 
 
 def fields(
@@ -101,6 +107,8 @@ def fields(
         messages += [("user", _AGAIN.format(answer=rejected[:200]))]
     properties = {name: field_schema(ask.question) for name, ask in zip(names, asks, strict=True)}
     schema = {"type": "object", "properties": properties, "required": names, "additionalProperties": False}
+    if is_whole(asks):
+        schema = properties[names[0]]
     first = asks[0].question
     body: dict[str, Any] = {
         "model": model.model,
@@ -112,9 +120,24 @@ def fields(
         model.family.max_tokens_field: max_tokens + model.family.hidden_tokens,
     }
     question = first if isinstance(first, Generate) else Generate(max_tokens=1, temperature=first.temperature)
-    return Outgoing(
-        path=CHAT, body=body | _sampling(question, model, seed), max_tokens=max_tokens + model.family.hidden_tokens
-    )
+    most = max_tokens + model.family.hidden_tokens
+    return Outgoing(path=CHAT, body=body | _sampling(question, model, seed), max_tokens=most, seed=seed)
+
+
+def is_whole(asks: Sequence[NextAsk]) -> bool:
+    """A JSON schema asked for alone is the answer's own schema: what it refers to stays where it is."""
+    return len(asks) == 1 and _schema_of(asks[0]) is not None
+
+
+def stands_alone(ask: NextAsk) -> bool:
+    """A schema that refers to its own parts cannot be a field of another."""
+    source = _schema_of(ask)
+    return source is not None and '"$ref"' in source
+
+
+def _schema_of(ask: NextAsk) -> str | None:
+    constraint = ask.question.constraint if isinstance(ask.question, Generate) else None
+    return constraint.source if constraint is not None and constraint.kind == "json_schema" else None
 
 
 def field_names(asks: Sequence[NextAsk]) -> list[str]:

@@ -14,13 +14,15 @@ class Budget:
 
     Args:
         max_cost: dollars; None is no cap.
+        batch: calls cost what they cost in a batch.
 
     Raises:
         SglbatchError: ``unknown-price`` where there is a cap and no price.
     """
 
-    def __init__(self, prices: Prices, *, max_cost: Decimal | None = None) -> None:
+    def __init__(self, prices: Prices, *, max_cost: Decimal | None = None, batch: bool = False) -> None:
         self._prices = prices
+        self._batch = batch
         self._max_cost = max_cost
         self._reserved = Decimal(0)
         self.spent = Decimal(0)
@@ -39,7 +41,7 @@ class Budget:
         Raises:
             BackendStopped: ``cost-cap`` where the call could pass the cap even so.
         """
-        amount = self._prices.cost(most) or Decimal(0)
+        amount = self._prices.cost(most, batch=self._batch) or Decimal(0)
         if self._max_cost is not None and self.spent + self._reserved + amount > self._max_cost:
             if self._reserved > 0:
                 return None
@@ -58,4 +60,4 @@ class Budget:
         A call that brought no answer is settled with no tokens: providers bill answers.
         """
         self._reserved -= reserved
-        self.spent += reserved if used is None else self._prices.cost(used) or Decimal(0)
+        self.spent += reserved if used is None else self._prices.cost(used, batch=self._batch) or Decimal(0)

@@ -63,7 +63,7 @@ class Client:
         self._limits = endpoint.limits
         self._traffic = traffic
         self._key = endpoint.model.key()
-        self._http = _http_client(endpoint.model, self._key, endpoint.timeout_s)
+        self._http = http_client(endpoint.model, self._key, endpoint.timeout_s)
         self._gate = asyncio.Lock()
         self._rng = random.Random()
         self._failures_in_a_row = 0
@@ -171,7 +171,7 @@ class Client:
             )
 
 
-def _http_client(model: ApiModel, key: str | None, timeout_s: float) -> Any:
+def http_client(model: ApiModel, key: str | None, timeout_s: float) -> Any:
     """The openai library's client without its own retries. No redirects: a key goes nowhere but to its endpoint."""
     import httpx2
     import openai

@@ -8,6 +8,7 @@ from typing import Any
 
 from sglbatch.engine.fsm.automaton import Automaton
 from sglbatch.engine.fsm.regex import compile_regex
+from sglbatch.errors import ConstraintError
 from sglbatch.types import Constraint, Generate, TextChoices
 
 compiled = lru_cache(maxsize=256)(compile_regex)
@@ -73,11 +74,18 @@ def _longest_match(automaton: Automaton, text: str) -> str | None:
 
 def _is_valid(text: str, schema_source: str) -> bool:
     import jsonschema
+    from referencing import Registry
+    from referencing.exceptions import Unresolvable
 
     try:
         value = json.loads(text)
     except ValueError:
         return False
-    return bool(
-        jsonschema.validators.validator_for(json.loads(schema_source))(json.loads(schema_source)).is_valid(value)
-    )
+    schema = json.loads(schema_source)
+    registry: Registry[Any] = Registry()  # nothing is fetched
+    try:
+        return bool(jsonschema.validators.validator_for(schema)(schema, registry=registry).is_valid(value))
+    except Unresolvable as error:
+        raise ConstraintError(
+            "unresolved-reference", f"the JSON schema refers to what it does not have: {error}"
+        ) from error

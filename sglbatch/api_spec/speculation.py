@@ -38,9 +38,11 @@ class Speculation:
 
     Args:
         output_weight: the price of a generated token over that of a prompt token.
+        probes: see ``PROBES``.
     """
 
-    def __init__(self, output_weight: float = OUTPUT_WEIGHT) -> None:
+    def __init__(self, output_weight: float = OUTPUT_WEIGHT, *, probes: int = PROBES) -> None:
+        self._probes = probes
         self._output_weight = output_weight
         self._records: dict[Hashable, Record] = {}
         self.saved_prompt_tokens = 0
@@ -53,7 +55,7 @@ class Speculation:
     def begin(self, place: Hashable) -> bool:
         """Whether a call at this place should go ahead now."""
         record = self._records.setdefault(place, Record())
-        if record.off or (record.started >= PROBES and not record.gains):
+        if record.off or (record.started >= self._probes and not record.gains):
             return False
         record.started += 1
         return True

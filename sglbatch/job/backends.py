@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import Any
+from typing import Any, Final
 
 from sglbatch.api_spec import ApiModel
 from sglbatch.job.config import RunConfig
+from sglbatch.job.paths import JobPaths
 from sglbatch.models import LocalModel
 from sglbatch.tokenizer import Tokenizer
 from sglbatch.types import Backend
+
+MAX_BATCHED_CALLS: Final = 1_000_000
+"""Calls that may wait for their batches at a time. All of a wave speculates: the next wave may be a day away."""
 
 
 def load_backend(model: LocalModel | ApiModel, tokenizer: Tokenizer | None, config: RunConfig) -> Backend:
@@ -37,6 +41,7 @@ def load_api(model: ApiModel, tokenizer: Tokenizer | None, config: RunConfig) ->
         SglbatchError: ``no-api-key``, ``unknown-price``, ``bad-option``.
     """
     from sglbatch.api_spec.backend import ApiBackend
+    from sglbatch.api_spec.batchstore import BatchStore
     from sglbatch.api_spec.budget import Budget
     from sglbatch.api_spec.client import Endpoint
     from sglbatch.api_spec.limits import Limits
@@ -47,8 +52,17 @@ def load_api(model: ApiModel, tokenizer: Tokenizer | None, config: RunConfig) ->
     limits = Limits(requests_per_min=config.requests_per_min, tokens_per_min=config.tokens_per_min)
     prices = prices_for(model, config.price)
     cap = None if config.max_cost is None else Decimal(str(config.max_cost))
-    endpoint = Endpoint(
-        model=model, limits=limits, budget=Budget(prices, max_cost=cap), timeout_s=config.request_timeout_s
+    budget = Budget(prices, max_cost=cap, batch=config.batch_api)
+    endpoint = Endpoint(model=model, limits=limits, budget=budget, timeout_s=config.request_timeout_s)
+    weight = output_weight(prices) or OUTPUT_WEIGHT
+    if not config.batch_api:
+        speculation = Speculation(weight)
+        return ApiBackend(endpoint, counter_for(tokenizer), concurrency=config.concurrency, speculation=speculation)
+    path = None if config.output is None else JobPaths(output=config.output).batches
+    return ApiBackend(
+        endpoint,
+        counter_for(tokenizer),
+        concurrency=MAX_BATCHED_CALLS,
+        speculation=Speculation(weight, probes=MAX_BATCHED_CALLS),
+        batches=BatchStore(path=path, detach=config.detach),
     )
-    speculation = Speculation(output_weight(prices) or OUTPUT_WEIGHT)
-    return ApiBackend(endpoint, counter_for(tokenizer), concurrency=config.concurrency, speculation=speculation)

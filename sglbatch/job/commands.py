@@ -8,14 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from sglbatch.api_spec import ApiModel
 from sglbatch.errors import EXIT_DONE, SglbatchError
-from sglbatch.job.backends import load_local
+from sglbatch.job.backends import load_backend
 from sglbatch.job.config import MaxFailures, RunConfig, default_output
+from sglbatch.job.costing import estimate_cost
 from sglbatch.job.execution import Execution, Surroundings
+from sglbatch.job.foreseeing import check_reorder, foresee, graph_of, suggest
 from sglbatch.job.journal import Journal
 from sglbatch.job.manifest import Manifest
 from sglbatch.job.paths import JobPaths, job_of
-from sglbatch.job.planning import change_lines, journal_lines, plan_job
+from sglbatch.job.planning import change_lines, journal_lines, plan_job, plan_line
 from sglbatch.job.prepare import prepared
 from sglbatch.job.progress import Progress
 from sglbatch.job.report import Report
@@ -24,23 +27,30 @@ from sglbatch.job.runner import Ended, make_manifest, retry_job, run_job
 from sglbatch.job.signals import Stopped, StopRequest, listening
 from sglbatch.job.status import export_rows, read_status
 from sglbatch.job.tally import Tally
-from sglbatch.lang.driver import Driver
 from sglbatch.planner import escape_controls, render_summary
 
 
 def run(config: RunConfig, *, restart: bool, as_json: bool) -> int:
+    """Runs or continues a job and prints its report."""
     if config.output is None:
         config = replace(config, output=default_output(config.template, config.data))
     stop = StopRequest(time_limit_s=config.time_limit_s)
     with listening(stop):
-        try:
-            ended = run_job(config, _surroundings(stop), restart=restart)
-        except Stopped as stopped:
-            return _stopped_early(stopped)
+        ended = run_job(config, _surroundings(stop), restart=restart)
     return _print_ended(ended, as_json)
 
 
+def run_batch(config: RunConfig, *, restart: bool) -> int:
+    """Runs or continues a Batch API file."""
+    from sglbatch.job.openai_batch.command import run_batch as run_file
+
+    stop = StopRequest(time_limit_s=config.time_limit_s)
+    with listening(stop):
+        return run_file(config, _surroundings(stop), restart=restart)
+
+
 def retry_failed(output: Path, *, max_failures: str | None, as_json: bool) -> int:
+    """Runs the failed rows of a finished job again and prints the report."""
     allowed = MaxFailures.parse(max_failures) if max_failures is not None else None
     stop = StopRequest()
     with listening(stop):
@@ -58,7 +68,8 @@ def show(config: RunConfig, *, count: int) -> int:
         try:
             rows = _answer(config, _surroundings(stop))
         except Stopped as stopped:
-            return _stopped_early(stopped)
+            print(stopped.reason, file=sys.stderr)
+            return stopped.exit_code
     for row in sorted(rows, key=lambda row: row.index):
         print(f"--- row {row.index + 1} " + "-" * 60)
         print(_escaped(row.transcript or ""))
@@ -67,25 +78,25 @@ def show(config: RunConfig, *, count: int) -> int:
     return EXIT_DONE
 
 
-def plan(config: RunConfig, *, save: Path | None, as_json: bool) -> int:
-    """Plans as ``run`` does, against the existing job if there is one, and makes no job."""
+def plan(config: RunConfig, *, save: Path | None, as_json: bool, graph: str | None = None) -> int:
+    """Plans as ``run`` does, against the existing job if there is one, and makes no job.
+
+    Args:
+        graph: "text", "dot" or "json": print the program's graph in this form, and nothing else.
+    """
+    if graph is not None:
+        return _print_graph(config, graph)
     progress = Progress(sys.stderr)
     paths = _existing_job(config)
     tally = Tally()
     with prepared(replace(config, output=None), tell=progress.note) as ready:
+        check_reorder(ready)
         journal = Journal(paths.journal) if paths else None
-        driver = Driver(
-            tokenizer=ready.tokenizer,
-            model_identity=ready.model.identity,
-            context_len=ready.model.context_len,
-            memo=journal,
-            seed=config.seed,
-            parse_special=config.parse_special,
-        )
+        driver = ready.driver(memo=journal)
         execution = Execution(
             ready,
             driver,
-            Surroundings(progress=progress, stop=StopRequest(), load_backend=load_local),
+            Surroundings(progress=progress, stop=StopRequest(), load_backend=load_backend),
             on_finished=tally.count,
             after_step=lambda: None,
             with_transcript=False,
@@ -98,6 +109,9 @@ def plan(config: RunConfig, *, save: Path | None, as_json: bool) -> int:
                 errors=tally.error_infos,
                 calls_reused=driver.calls_reused,
             )
+            cost = estimate_cost(ready, calls, journal) if isinstance(ready.model, ApiModel) else None
+            foresight = foresee(ready)
+            movement = suggest(ready)
         lines = journal_lines(journal.counts) if journal else []
         if paths is not None:
             lines += change_lines(Manifest.load(paths.manifest), make_manifest(ready))
@@ -105,19 +119,39 @@ def plan(config: RunConfig, *, save: Path | None, as_json: bool) -> int:
         made.save(save)
     if as_json:
         value = {**summary.to_json(), "tree": tree.to_json(), "job": str(paths.output) if paths else None}
-        _print_json({**value, "changes": lines})
+        value |= {"traced": foresight.to_json(), "movement": None if movement is None else movement.to_json()}
+        _print_json({**value, "changes": lines, **({"cost": cost.to_json()} if cost else {})})
+    elif cost is not None:
+        print("\n".join([*map(escape_controls, lines), plan_line(summary, with_tokens=False), cost.render()]))
     else:
-        print("\n".join([*map(escape_controls, lines), render_summary(summary, tree)]))
+        behind = [*foresight.lines(), *([] if movement is None else movement.lines())]
+        print("\n".join([*map(escape_controls, lines), render_summary(summary, tree), *map(escape_controls, behind)]))
+    return EXIT_DONE
+
+
+def _print_graph(config: RunConfig, form: str) -> int:
+    """Prints the template's graph, as the model's chat template makes it."""
+    with prepared(replace(config, output=None), tell=Progress(sys.stderr).note) as ready:
+        check_reorder(ready)
+        found = graph_of(ready)
+    if form == "json":
+        _print_json(found.to_json())
+    elif form in ("text", "dot"):
+        print(found.to_dot() if form == "dot" else _escaped(str(found)))
+    else:
+        raise SglbatchError("bad-option", f"--graph knows no {form!r}", hint="choose from: text, dot, json")
     return EXIT_DONE
 
 
 def status(output: Path, *, as_json: bool) -> int:
+    """Prints how far a job is."""
     found = read_status(job_of(output))
     _print_json(found.to_json()) if as_json else print(found.render())
     return EXIT_DONE
 
 
 def export(output: Path, *, target: Path) -> int:
+    """Writes the rows finished so far to ``target``."""
     written = export_rows(job_of(output), target)
     for warning in written.warnings:
         print(f"warning: {escape_controls(warning)}", file=sys.stderr)
@@ -126,12 +160,14 @@ def export(output: Path, *, target: Path) -> int:
 
 
 def report(output: Path, *, as_json: bool) -> int:
+    """Prints the report of a job's latest run."""
     found = Report.load(job_of(output).report)
     _print_json(found.to_json()) if as_json else print(found.render())
     return EXIT_DONE
 
 
 def models() -> int:
+    """Prints a table of model names."""
     from sglbatch.models import list_models
 
     rows = [("NAME", "IS", "CACHED")]
@@ -143,7 +179,7 @@ def models() -> int:
 
 
 def _surroundings(stop: StopRequest) -> Surroundings:
-    return Surroundings(progress=Progress(sys.stderr), stop=stop, load_backend=load_local)
+    return Surroundings(progress=Progress(sys.stderr), stop=stop, load_backend=load_backend)
 
 
 def _answer(config: RunConfig, surroundings: Surroundings) -> list[FinishedRow]:
@@ -151,13 +187,7 @@ def _answer(config: RunConfig, surroundings: Surroundings) -> list[FinishedRow]:
     progress = surroundings.progress
     rows: list[FinishedRow] = []
     with prepared(config, tell=progress.note) as ready:
-        driver = Driver(
-            tokenizer=ready.tokenizer,
-            model_identity=ready.model.identity,
-            context_len=ready.model.context_len,
-            seed=config.seed,
-            parse_special=config.parse_special,
-        )
+        driver = ready.driver()
         execution = Execution(
             ready, driver, surroundings, on_finished=rows.append, after_step=lambda: None, with_transcript=True
         )
@@ -181,11 +211,6 @@ def _existing_job(config: RunConfig) -> JobPaths | None:
     except SglbatchError:
         return None
     return paths if paths.manifest.is_file() else None
-
-
-def _stopped_early(stopped: Stopped) -> int:
-    print(stopped.reason, file=sys.stderr)
-    return stopped.exit_code
 
 
 def _print_ended(ended: Ended, as_json: bool) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from math import isfinite
@@ -66,7 +67,16 @@ class RunConfig:
         mapping: template parameter -> column.
         keep: input columns to carry into the output; ("all",) for every one.
         save: extra output columns, of ``SAVEABLE``.
+        max_calls_per_row: a row that wants more fails.
+        reorder: names of the template's ``any_order`` texts that come first, in this order.
         temperature, max_tokens: defaults for calls that name none; None leaves the template's.
+        schema: JSON text of the schema for the template's last gen.
+        complete: constrained texts end the shortest way where max_tokens gets scarce.
+        allow_unenforced: what a schema cannot enforce is only validated, and counted.
+        base_url, api_key_env, tokenizer: an API model's address, the variable with its key, whose tokenizer it has.
+        concurrency, requests_per_min, tokens_per_min, request_timeout_s: how hard an API is asked.
+        price: an API model's, as ``api_spec.prices.parse_price`` reads it; max_cost: dollars that one run may spend.
+        batch_api: an API's calls go in batches; detach: stop once they are submitted.
     """
 
     template: Path
@@ -86,11 +96,27 @@ class RunConfig:
     save: tuple[str, ...] = ()
     parse_special: bool = False
     max_failures: MaxFailures = MaxFailures(value=0)
+    max_calls_per_row: int = 1000
+    reorder: tuple[str, ...] = ()
     dtype: str = "auto"
     kv_tokens: int | None = None
     max_batch_tokens: int | None = None
     reserve: str = "soft"
+    schema: str | None = None
+    complete: bool = False
+    allow_unenforced: bool = False
     time_limit_s: float | None = None
+    base_url: str | None = None
+    api_key_env: str | None = None
+    tokenizer: str | None = None
+    concurrency: int = 32
+    requests_per_min: float | None = None
+    tokens_per_min: float | None = None
+    request_timeout_s: float = 120.0
+    price: str | None = None
+    max_cost: float | None = None
+    batch_api: bool = False
+    detach: bool = False
 
     def __post_init__(self) -> None:
         _one_of("--save", self.save, SAVEABLE)
@@ -101,6 +127,14 @@ class RunConfig:
         _at_least("--kv-tokens", self.kv_tokens, 1)
         _at_least("--max-batch-tokens", self.max_batch_tokens, 1)
         _at_least("--temperature", self.temperature, 0)
+        _at_least("--max-calls-per-row", self.max_calls_per_row, 1)
+        _at_least("--concurrency", self.concurrency, 1)
+        _at_least("--requests-per-min", self.requests_per_min, 1)
+        _at_least("--tokens-per-min", self.tokens_per_min, 1)
+        if self.detach and not self.batch_api:
+            raise SglbatchError("bad-option", "--detach goes with --batch-api", hint="add --batch-api")
+        _at_least("--max-cost", self.max_cost, 0)
+        _at_least("--request-timeout", self.request_timeout_s, 1)
         if self.time_limit_s is not None and not self.time_limit_s > 0:
             raise SglbatchError(
                 "bad-option", f"--time-limit must be positive, not {self.time_limit_s:g}", hint="give it in seconds"
@@ -115,6 +149,7 @@ class RunConfig:
             "max_failures": str(self.max_failures),
             "keep": list(self.keep),
             "save": list(self.save),
+            "reorder": list(self.reorder),
         }
 
     @staticmethod
@@ -131,14 +166,53 @@ class RunConfig:
                 "max_failures": MaxFailures.parse(value["max_failures"]),
                 "keep": tuple(value["keep"]),
                 "save": tuple(value["save"]),
+                "reorder": tuple(value.get("reorder", ())),
             }
         )
 
 
 NOT_IDENTITY: Final = frozenset(
-    {"template", "output", "dtype", "kv_tokens", "max_batch_tokens", "reserve", "time_limit_s", "max_failures"}
+    {
+        "template",
+        "output",
+        "dtype",
+        "kv_tokens",
+        "max_batch_tokens",
+        "reserve",
+        "time_limit_s",
+        "max_failures",
+        "base_url",
+        "api_key_env",
+        "tokenizer",
+        "concurrency",
+        "requests_per_min",
+        "tokens_per_min",
+        "request_timeout_s",
+        "price",
+        "max_cost",
+        "batch_api",
+        "detach",
+        "allow_unenforced",
+    }
 )
-"""Options that change how or where a job runs and nothing of what it computes. (``template`` counts by its content.)"""
+"""Options that change how or where a job runs and nothing of what it computes. (``template`` counts by its
+content, ``base_url`` by the model's identity.)"""
+
+
+def read_schema(path: Path) -> str:
+    """The text of a schema file, the order of its properties kept.
+
+    Raises:
+        SglbatchError: ``cannot-read``, ``invalid-schema``.
+    """
+    try:
+        return json.dumps(json.loads(path.read_text(encoding="utf-8-sig")), ensure_ascii=False)
+    except (OSError, UnicodeDecodeError) as error:
+        raise SglbatchError("cannot-read", f"the file cannot be read: {error}", where=str(path)) from error
+    except (ValueError, RecursionError) as error:
+        raise SglbatchError(
+            "invalid-schema", f"this is no JSON: {error}", where=str(path), hint="give a JSON Schema as a JSON object"
+        ) from error
 
 
 def parse_pairs(option: str, pairs: Iterable[str]) -> dict[str, str]:

@@ -8,14 +8,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
+from sglbatch.api_spec import ApiModel
 from sglbatch.data import Row
 from sglbatch.data.values import normalise
+from sglbatch.errors import BackendStopped
 from sglbatch.job.config import RunConfig
 from sglbatch.job.identity import RowKeys
 from sglbatch.job.prepare import Prepared
 from sglbatch.job.progress import Progress
 from sglbatch.job.rows import FinishedRow
-from sglbatch.job.signals import StopRequest
+from sglbatch.job.signals import Stopped, StopRequest
 from sglbatch.lang.calls import PendingCall
 from sglbatch.lang.driver import Driver
 from sglbatch.lang.program import Program
@@ -33,7 +35,7 @@ class Surroundings:
 
     progress: Progress
     stop: StopRequest
-    load_backend: Callable[[LocalModel, Tokenizer, RunConfig], Backend]
+    load_backend: Callable[[LocalModel | ApiModel, Tokenizer | None, RunConfig], Backend]
 
 
 class Execution:
@@ -104,10 +106,16 @@ class Execution:
         start = time.monotonic()
         while self._driver.unfinished:
             self._stop.check()
-            ended = self._driver.step()
+            ended = self._step()
             num_ended = self._take_ended(ended)
             self._after_step()
             self._progress.advance(num_ended, **_numbers(backend.stats(), time.monotonic() - start))
+
+    def _step(self) -> list[Program]:
+        try:
+            return self._driver.step()
+        except BackendStopped as stopped:
+            raise Stopped(stopped.exit_code, stopped.render()) from stopped
 
     @property
     def num_live(self) -> int:

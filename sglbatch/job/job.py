@@ -8,8 +8,9 @@ import time
 import traceback
 from collections.abc import Iterable
 from dataclasses import asdict, replace
-from typing import Final
+from typing import Any, Final
 
+from sglbatch.api_spec.backend import ApiBackend
 from sglbatch.data import Row, WriteReport
 from sglbatch.errors import EXIT_DONE, EXIT_FAILED_ROWS, SglbatchError
 from sglbatch.job.execution import Execution, Surroundings, hit_rate
@@ -24,7 +25,6 @@ from sglbatch.job.signals import Stopped
 from sglbatch.job.tally import Tally
 from sglbatch.job.writing import write_rows
 from sglbatch.lang.calls import PendingCall
-from sglbatch.lang.driver import Driver
 from sglbatch.planner import Plan
 from sglbatch.types import Backend, BackendStats
 from sglbatch.version import __version__
@@ -53,14 +53,7 @@ class Job:
         self._plan: Plan | None = None
         self._rows_gone = 0
         self._write_warnings: tuple[str, ...] = ()
-        self._driver = Driver(
-            tokenizer=ready.tokenizer,
-            model_identity=ready.model.identity,
-            context_len=ready.model.context_len,
-            memo=folder.journal,
-            seed=ready.config.seed,
-            parse_special=ready.config.parse_special,
-        )
+        self._driver = ready.driver(memo=folder.journal)
 
     def run(self, rows: Iterable[tuple[Row, str | None]], *, num_new: int, kept: Iterable[FinishedRow]) -> Report:
         """Runs ``rows`` (with their keys where known) and writes them and the ``kept`` rows of an earlier run."""
@@ -199,6 +192,7 @@ class Job:
             warnings=tuple(self._warnings()),
             journal=asdict(counts),
             output=str(self._paths.output),
+            api=self._api_facts(),
             model={"name": ready.model.name, "identity": ready.model.identity, "dtype": ready.config.dtype},
             versions={
                 "sglbatch": __version__,
@@ -207,6 +201,11 @@ class Job:
             },
             started=self._started,
         )
+
+    def _api_facts(self) -> dict[str, Any]:
+        if not isinstance(self._backend, ApiBackend):
+            return {}
+        return {**self._backend.facts(), "calls_ahead": self._driver.calls_ahead}
 
     def _warnings(self) -> list[str]:
         cut = self._tally.num_hit_max_tokens

@@ -41,6 +41,10 @@ class JobPaths:
         return self.folder / "report.json"
 
     @property
+    def batches(self) -> Path:
+        return self.folder / "batches.json"
+
+    @property
     def lock(self) -> Path:
         return self.folder / "lock"
 

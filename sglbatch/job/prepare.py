@@ -8,12 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sglbatch.api_spec import ApiDialect, ApiModel, resolve_api_model
+from sglbatch.api_spec.model import is_api_model
+from sglbatch.api_spec.tokens import counter_for
 from sglbatch.data import Rows, check_writable, open_rows
 from sglbatch.errors import SglbatchError
 from sglbatch.job.config import RunConfig
 from sglbatch.job.writing import kept_columns
+from sglbatch.lang.calls import CallMemo
+from sglbatch.lang.dialect import Dialect, TokenDialect
+from sglbatch.lang.driver import Driver
 from sglbatch.lang.program import Program
 from sglbatch.lang.sampling import SamplingOverride
+from sglbatch.lang.schemas import Record
 from sglbatch.lang.template import Binding, Template, load_template
 from sglbatch.models import LocalModel, resolve_model
 from sglbatch.tokenizer import Tokenizer
@@ -26,6 +33,8 @@ class Prepared:
     Args:
         inputs: the data with all its columns, for the kept ones.
         rows: the same rows with only the columns that the program and the row keys read.
+        tokenizer: None where an API model's is not known.
+        record: the schema of ``--schema`` for the template's last gen.
     """
 
     config: RunConfig
@@ -33,12 +42,40 @@ class Prepared:
     binding: Binding
     inputs: Rows
     rows: Rows
-    model: LocalModel
-    tokenizer: Tokenizer
+    model: LocalModel | ApiModel
+    tokenizer: Tokenizer | None
+    record: Record | None = None
+
+    @property
+    def dialect(self) -> Dialect:
+        if isinstance(self.model, ApiModel):
+            return ApiDialect(self.model, counter_for(self.tokenizer))
+        assert self.tokenizer is not None
+        return TokenDialect(self.tokenizer, context_len=self.model.context_len)
+
+    def driver(self, *, memo: CallMemo | None = None, max_outside_calls: int = 8) -> Driver:
+        """A driver for the job's programs, its backend still to come. ``max_outside_calls`` 0 makes none."""
+        return Driver(
+            dialect=self.dialect,
+            model_identity=self.model.identity,
+            context_len=self.model.context_len,
+            memo=memo,
+            seed=self.config.seed,
+            parse_special=self.config.parse_special,
+            max_outside_calls=max_outside_calls,
+            max_calls_per_row=self.config.max_calls_per_row,
+            reorder=self.config.reorder,
+        )
 
     def program(self, values: dict[str, Any], *, program_id: int, row_key: str) -> Program:
-        forced = SamplingOverride(temperature=self.config.temperature, max_tokens=self.config.max_tokens)
-        return self.binding.program(values, program_id=program_id, row_key=row_key, forced=forced)
+        config = self.config
+        forced = SamplingOverride(
+            temperature=config.temperature,
+            max_tokens=config.max_tokens,
+            complete=config.complete or None,
+            allow_unenforced=config.allow_unenforced or None,
+        )
+        return self.binding.program(values, program_id=program_id, row_key=row_key, forced=forced, record=self.record)
 
     @property
     def data_identity(self) -> list[list[Any]]:
@@ -71,7 +108,7 @@ def prepared(config: RunConfig, *, tell: Any) -> Iterator[Prepared]:
                 f"--id names no column {config.id_column!r}",
                 hint=f"choose from: {', '.join(columns)}",
             )
-        model = resolve_model(config.model, report=tell)
+        model, tokenizer = _model_of(config, tell)
         used = {*binding.sources.values(), *([config.id_column] if config.id_column else [])}
         yield Prepared(
             config=config,
@@ -80,8 +117,30 @@ def prepared(config: RunConfig, *, tell: Any) -> Iterator[Prepared]:
             inputs=inputs,
             rows=inputs.use(used),
             model=model,
-            tokenizer=Tokenizer.load(model.path),
+            tokenizer=tokenizer,
+            record=None if config.schema is None else template.record(config.schema),
         )
+
+
+def _model_of(config: RunConfig, tell: Any) -> tuple[LocalModel | ApiModel, Tokenizer | None]:
+    if is_api_model(config.model):
+        api = resolve_api_model(config.model, base_url=config.base_url, key_env=config.api_key_env)
+        return api, None if config.tokenizer is None else _tokenizer_of(config.tokenizer, tell)
+    for option in ("base_url", "api_key_env", "tokenizer"):
+        if getattr(config, option) is not None:
+            raise SglbatchError(
+                "bad-option",
+                f"--{option.replace('_', '-')} goes with an API model only, and {config.model} is none",
+                hint="--model openai/NAME names an API model",
+            )
+    model = resolve_model(config.model, report=tell)
+    return model, Tokenizer.load(model.path)
+
+
+def _tokenizer_of(name: str, tell: Any) -> Tokenizer:
+    """A folder with a tokenizer.json, or that of a local model by name."""
+    folder = Path(name).expanduser()
+    return Tokenizer.load(folder if folder.is_dir() else resolve_model(name, report=tell).path)
 
 
 def _nothing_readable(inputs: Rows) -> SglbatchError:

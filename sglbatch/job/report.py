@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from sglbatch.api_spec.summary import api_lines
 from sglbatch.errors import SglbatchError
 from sglbatch.job.paths import write_atomically
 from sglbatch.planner.render import escape_controls
@@ -46,6 +47,7 @@ class Report:
         best_hit_rate: 1 - unique / all prompt tokens of the planned first requests: the most that first requests allow.
             Follow-up calls, which extend prompts already computed, can carry hit_rate above it.
         seconds: wall time by stage.
+        api: what an API model's endpoint was asked, what speculation saved and wasted, and what it cost.
     """
 
     state: str
@@ -73,6 +75,7 @@ class Report:
     journal: Mapping[str, int] = field(default_factory=dict)
     output: str | None = None
     model: Mapping[str, str] = field(default_factory=dict)
+    api: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     started: float = 0.0
     version: int = REPORT_VERSION
@@ -120,12 +123,12 @@ class Report:
         ]
         if self.recomputed_tokens:
             lines.insert(3, f"{'':<10}{self.recomputed_tokens:,} tokens computed again after their memory was given up")
+        lines += api_lines(self.api)
         if self.output:
             lines.append(f"{'output':<10}{escape_controls(self.output)}")
         for group in self.errors:
-            lines.append(
-                f"{'error':<10}{group.count:,} x {group.code}, first in row {group.first_row:,}: {escape_controls(group.sample)}"
-            )
+            text = f"{group.count:,} x {group.code}, first in row {group.first_row:,}: {group.sample}"
+            lines.append(f"{'error':<10}{escape_controls(text)}")
         lines += [f"{'warning':<10}{escape_controls(warning)}" for warning in self.warnings]
         if self.state != "finished":
             lines.append(f"{'state':<10}{self.state}: the same command continues it")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -12,6 +13,7 @@ from sglbatch.errors import EXIT_DONE, EXIT_FAILED_ROWS, SglbatchError
 from sglbatch.job.config import MaxFailures, RunConfig
 from sglbatch.job.execution import Surroundings
 from sglbatch.job.folder import JobFolder
+from sglbatch.job.foreseeing import check_reorder
 from sglbatch.job.job import Job
 from sglbatch.job.manifest import Manifest, changes
 from sglbatch.job.paths import JobPaths
@@ -43,6 +45,7 @@ def run_job(config: RunConfig, surroundings: Surroundings, *, restart: bool = Fa
         with progress.stage("read", label="reading template, data and model"):
             ready = stack.enter_context(prepared(config, tell=progress.note))
             _check_no_stranger(paths, restart)
+            check_reorder(ready)
             manifest = make_manifest(ready)
         folder = stack.enter_context(JobFolder(paths, restart=restart, progress=progress))
         if folder.previous is not None:
@@ -137,6 +140,13 @@ def _finished_config(output: JobPaths, max_failures: MaxFailures | None) -> RunC
             "this job has not come to its end yet",
             where=str(output.output),
             hint="run the same `sglbatch run` command again: it continues, and tries failed rows again as well",
+        )
+    if "-" in manifest.config.data and sys.stdin.isatty():
+        raise SglbatchError(
+            "stdin-gone",
+            "this job's data came from standard input",
+            where=str(output.output),
+            hint="pipe the same data in again: sglbatch retry-failed OUT < data.jsonl",
         )
     config = replace(manifest.config, output=output.output)
     return config if max_failures is None else replace(config, max_failures=max_failures)

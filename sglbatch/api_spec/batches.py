@@ -1,0 +1,307 @@
+"""Calls in batches: collected into files, submitted, waited for, and given back one by one.
+
+A wave is everything that the programs wait for at a time; what follows from its answers is the next wave. Requests are
+named by what they ask (custom_id), so a later process finds its answers in batches that an earlier one submitted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, TypeVar
+
+from sglbatch.api_spec.answers import Answer, Garbled, Tokens, read_answer
+from sglbatch.api_spec.batchstore import BatchStore, Part
+from sglbatch.api_spec.bodies import Outgoing
+from sglbatch.api_spec.client import BUDGET_WAIT_S, Endpoint, Traffic, http_client
+from sglbatch.api_spec.failures import Failure, backoff_s, of_status, redact
+from sglbatch.api_spec.limits import retry_after_s
+from sglbatch.errors import EXIT_MODEL, EXIT_RESUMABLE, BackendStopped, CallError, SglbatchError
+
+T = TypeVar("T")
+
+ENDED: Final = frozenset({"completed", "failed", "expired", "cancelled"})
+MAX_SUBMITS: Final = 4
+"""How often one request goes into a batch before its row fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    outgoing: Outgoing
+    future: asyncio.Future[Answer | Failure]
+
+
+class BatchClient:
+    """A ``Poster`` over the Batch API (/v1/files, /v1/batches). Used inside one event loop only."""
+
+    def __init__(self, endpoint: Endpoint, traffic: Traffic, store: BatchStore) -> None:
+        self._endpoint = endpoint
+        self._traffic = traffic
+        self._store = store
+        self._key = endpoint.model.key()
+        self._http = http_client(endpoint.model, self._key, endpoint.timeout_s)
+        self._rng = random.Random()
+        self._waiting: dict[str, _Waiting] = {}
+        self._found: dict[str, Answer | Failure] = {}
+        self._last_post = 0.0
+        self._worker: asyncio.Task[None] | None = None
+
+    async def post(self, outgoing: Outgoing, *, prompt_tokens: int, most_prompt_tokens: int) -> Answer:
+        """The request's answer, once its batch has ended.
+
+        Raises:
+            CallError: the call's own failure. SglbatchError: the job has to end.
+        """
+        budget = self._endpoint.budget
+        failure: Failure | None = None
+        for _ in range(MAX_SUBMITS):
+            while (
+                reserved := budget.reserve(Tokens(prompt=most_prompt_tokens, generated=outgoing.max_tokens))
+            ) is None:
+                await asyncio.sleep(BUDGET_WAIT_S)
+            found: Answer | Failure | None = None
+            try:
+                found = await self._answer(outgoing)
+            finally:
+                budget.settle(reserved, found.tokens if isinstance(found, Answer) else Tokens(prompt=0, generated=0))
+            if isinstance(found, Answer):
+                self._traffic.answered += 1
+                self._traffic.without_usage += found.tokens is None
+                return found
+            if found.what == "job":
+                raise found.error()
+            if found.what == "row":
+                raise CallError(found.code, found.message)
+            self._traffic.retries[found.code] += 1
+            failure = found
+        assert failure is not None
+        raise CallError(failure.code, f"{failure.message} (given up after {MAX_SUBMITS} batches)")
+
+    async def close(self) -> None:
+        if self._worker is not None:
+            self._worker.cancel()
+            await asyncio.gather(self._worker, return_exceptions=True)
+        await self._http.close()
+
+    async def _answer(self, outgoing: Outgoing) -> Answer | Failure:
+        loop = asyncio.get_running_loop()
+        custom_id = custom_id_of(outgoing)
+        assert custom_id not in self._waiting, "one request was asked twice at a time"
+        waiting = _Waiting(outgoing, loop.create_future())
+        self._waiting[custom_id] = waiting
+        self._last_post = loop.time()
+        if self._worker is None or self._worker.done():
+            self._worker = loop.create_task(self._work())
+        return await waiting.future
+
+    # --- waves ---
+
+    async def _work(self) -> None:
+        try:
+            while self._waiting:
+                await self._settled()
+                await self._adopt()
+                self._hand_over()
+                await self._submit()
+                await self._collect()
+                self._hand_over()
+        except Exception as error:  # noqa: BLE001  whatever it is, those who wait have to hear of it
+            for waiting in self._waiting.values():
+                if not waiting.future.done():
+                    waiting.future.set_exception(error)
+            self._waiting.clear()
+
+    async def _settled(self) -> None:
+        """Until no further call has come for a while."""
+        loop = asyncio.get_running_loop()
+        while (left := self._last_post + self._store.settle_s - loop.time()) > 0:
+            await asyncio.sleep(left)
+
+    async def _adopt(self) -> None:
+        """Find batches whose submission was not seen to succeed: they carry the job's name and their number."""
+        lost = {part.number: part for part in self._store.parts if part.state == "intended"}
+        if not lost:
+            return
+        for batch in await self._list():
+            metadata = batch.get("metadata") or {}
+            number = metadata.get("sglbatch_part", "")
+            if metadata.get("sglbatch_job") == self._store.job and number.isdigit() and int(number) in lost:
+                part = lost.pop(int(number))
+                part.state, part.batch_id = "submitted", str(batch["id"])
+        for part in lost.values():
+            part.state, part.custom_ids = "collected", []  # it never reached the provider
+        self._store.save()
+
+    def _hand_over(self) -> None:
+        for custom_id in [c for c in self._waiting if c in self._found]:
+            self._waiting.pop(custom_id).future.set_result(self._found.pop(custom_id))
+
+    async def _submit(self) -> None:
+        """Whatever waits and is in no batch that is under way goes into new ones."""
+        under_way = {c for part in self._store.parts if part.state == "submitted" for c in part.custom_ids}
+        for path, lines in self._files(under_way):
+            part = self._store.add([custom_id for custom_id, _ in lines])
+            await self._submit_part(part, path, b"".join(line for _, line in lines))
+            self._traffic.sent += len(lines)
+
+    def _files(self, under_way: set[str]) -> list[tuple[str, list[tuple[str, bytes]]]]:
+        """(endpoint, its lines) of each file, within the limits."""
+        files: list[tuple[str, list[tuple[str, bytes]]]] = []
+        sizes: list[int] = []
+        for custom_id, waiting in self._waiting.items():
+            if custom_id in under_way:
+                continue
+            path = f"/v1{waiting.outgoing.path}"
+            request = {"custom_id": custom_id, "method": "POST", "url": path, "body": waiting.outgoing.body}
+            line = json.dumps(request, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+            room = [
+                i
+                for i, (other, lines) in enumerate(files)
+                if other == path
+                and len(lines) < self._store.max_requests
+                and sizes[i] + len(line) <= self._store.max_bytes
+            ]
+            if not room:
+                files.append((path, []))
+                sizes.append(0)
+                room = [len(files) - 1]
+            files[room[-1]][1].append((custom_id, line))
+            sizes[room[-1]] += len(line)
+        return files
+
+    async def _submit_part(self, part: Part, path: str, data: bytes) -> None:
+        http = self._http
+        name = f"sglbatch-{self._store.job}-{part.number}.jsonl"
+        uploaded = await self._control(lambda: http.files.create(file=(name, data), purpose="batch"))
+        batch = await self._control(
+            lambda: http.batches.create(
+                input_file_id=uploaded.id,
+                endpoint=path,
+                completion_window="24h",
+                metadata={"sglbatch_job": self._store.job, "sglbatch_part": str(part.number)},
+            )
+        )
+        part.state, part.batch_id = "submitted", batch.id
+        self._store.save()
+
+    async def _collect(self) -> None:
+        """Wait until a batch has ended, and take in what it has answered."""
+        under_way = [part for part in self._store.parts if part.state == "submitted"]
+        ended = 0
+        for part in under_way:
+            batch = (await self._control(partial(self._http.batches.retrieve, part.batch_id))).to_dict()
+            if batch.get("status") in ENDED:
+                await self._take_in(part, batch)
+                ended += 1
+        if under_way and not ended:
+            if self._store.detach:
+                raise BackendStopped(
+                    "detached",
+                    f"{len(under_way)} batches are with the provider",
+                    hint="run the same command again, whenever you like: it collects what has been answered",
+                    exit_code=EXIT_RESUMABLE,
+                )
+            await asyncio.sleep(self._store.poll_s)
+
+    async def _take_in(self, part: Part, batch: Mapping[str, Any]) -> None:
+        wanted = set(part.custom_ids)
+        for name in ("output_file_id", "error_file_id"):
+            if batch.get(name):
+                content = await self._control(partial(self._http.files.content, str(batch[name])))
+                self._read_lines(content.content, wanted)
+        if batch.get("status") == "failed" and len(wanted) == len(part.custom_ids):
+            part.state = "collected"
+            self._store.save()
+            raise SglbatchError(
+                "batch-failed",
+                f"the provider refuses the batch {part.batch_id}: {redact(_batch_errors(batch), self._key)}",
+                hint="run the same command again once the cause is mended; without --batch-api calls go one by one",
+                exit_code=EXIT_MODEL,
+            )
+        message = f"the batch {part.batch_id} ended as {batch.get('status')} without this request's answer"
+        for custom_id in wanted:
+            self._found[custom_id] = Failure(what="again", code="batch-incomplete", message=message)
+        part.state = "collected"
+        self._store.save()
+
+    def _read_lines(self, content: bytes, wanted: set[str]) -> None:
+        """Answers of a file in whatever order; each request's first one counts."""
+        for line in content.splitlines():
+            try:
+                value = json.loads(line)
+            except ValueError:
+                continue  # the request is then missing, and is asked again
+            custom_id = value.get("custom_id") if isinstance(value, dict) else None
+            if custom_id in wanted:
+                wanted.remove(custom_id)
+                self._found[custom_id] = self._outcome(value)
+
+    def _outcome(self, value: Mapping[str, Any]) -> Answer | Failure:
+        response = value.get("response")
+        if not isinstance(response, dict):
+            error = value.get("error") or {}
+            message = redact(str(error.get("message", "no answer")), self._key)
+            return Failure(what="again", code=str(error.get("code") or "batch-error"), message=message)
+        body = json.dumps(response.get("body"))
+        if response.get("status_code") != 200:
+            return of_status(int(response.get("status_code") or 500), body, retry_after_s=None, key=self._key)
+        try:
+            return read_answer(body.encode())
+        except Garbled as error:
+            return Failure(what="again", code="garbled", message=str(error))
+
+    # --- requests about batches ---
+
+    async def _list(self) -> list[dict[str, Any]]:
+        async def every() -> list[dict[str, Any]]:
+            return [batch.to_dict() async for batch in self._http.batches.list(limit=100)]
+
+        return await self._control(every)
+
+    async def _control(self, request: Callable[[], Awaitable[T]]) -> T:
+        """A request about files or batches, tried again where that may help.
+
+        Raises:
+            SglbatchError: it does not help.
+        """
+        import openai
+
+        tries: Counter[str] = Counter()
+        while True:
+            try:
+                return await asyncio.wait_for(request(), self._endpoint.timeout_s)
+            except openai.APIStatusError as error:
+                wait_s = retry_after_s(error.response.headers)
+                failure = of_status(error.status_code, error.response.text, retry_after_s=wait_s, key=self._key)
+            except (TimeoutError, openai.APIConnectionError) as error:
+                reason = redact(str(error.__cause__ or error) or "no answer in time", self._key)
+                failure = Failure(what="again", code="connection", message=reason)
+            if failure.what in ("job", "row"):
+                raise failure.error()
+            tries[failure.what] += 1
+            self._traffic.retries[failure.code] += 1
+            if tries[failure.what] >= self._endpoint.max_tries:
+                raise BackendStopped(
+                    "endpoint-down",
+                    f"the Batch API does not answer: {failure.message}",
+                    hint="run the same command again later: the batches go on meanwhile",
+                    exit_code=EXIT_RESUMABLE,
+                )
+            await asyncio.sleep(self._endpoint.backoff_scale * backoff_s(tries[failure.what], failure, self._rng))
+
+
+def custom_id_of(outgoing: Outgoing) -> str:
+    """A name for a request of a row: the same in every process."""
+    asked = json.dumps([outgoing.path, outgoing.body, outgoing.seed], sort_keys=True)
+    return hashlib.blake2b(asked.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def _batch_errors(batch: Mapping[str, Any]) -> str:
+    errors = (batch.get("errors") or {}).get("data") or []
+    return "; ".join(str(error.get("message")) for error in errors) or "no reason given"

@@ -1,0 +1,127 @@
+"""The Batch API's state machine, against a local implementation that executes on a real server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sglbatch.errors import SglbatchError
+from tests.api_batches import BatchServer, Fate
+from tests.api_world import PEOPLE, SHORT, ApiWorld, people
+
+
+def world_of(folder: Path, server: BatchServer, rows: int, **batches: object) -> ApiWorld:
+    world = ApiWorld(folder=folder, base_url=server.base_url, batches=batches)
+    world.write(SHORT, [{"q": f"{i}"} for i in range(rows)])
+    return world
+
+
+def all_good(world: ApiWorld, rows: int) -> bool:
+    output = world.output()
+    return len(output) == rows and all(row["_error"] is None and row["a"] for row in output)
+
+
+@pytest.fixture
+def upstream(api_url: str) -> str:
+    return api_url.removesuffix("/v1")
+
+
+def test_one_wave(upstream: str, api_url: str, tmp_path: Path) -> None:
+    with BatchServer(upstream=upstream).running() as server:
+        world = world_of(tmp_path, server, 6)
+        report = world.run(max_cost=None)
+        batched = [row["a"] for row in world.output()]
+        assert all_good(world, 6) and report.requests == 6
+        assert len(server.batches) == 1 and set(server.executed.values()) == {1}
+    (tmp_path / "direct").mkdir()
+    direct = ApiWorld(folder=tmp_path / "direct", base_url=api_url)
+    direct.write(SHORT, [{"q": f"{i}"} for i in range(6)])
+    direct.run()
+    assert [row["a"] for row in direct.output()] == batched
+
+
+def test_programs_of_several_calls_go_in_waves(upstream: str, tmp_path: Path) -> None:
+    with BatchServer(upstream=upstream).running() as server:
+        world = ApiWorld(folder=tmp_path, base_url=server.base_url, batches={})
+        world.write(PEOPLE.format(options=", num_api_spec_tokens=0"), people(3))
+        world.run()
+        assert len(server.batches) == 3 and sum(server.executed.values()) == 9
+        assert all(row["city"] for row in world.output())
+
+
+def test_expired_and_partial_batches_keep_what_they_have(upstream: str, tmp_path: Path) -> None:
+    fates = [Fate(status="expired", answered=4), Fate(status="cancelled", answered=1), Fate()]
+    with BatchServer(upstream=upstream, fates=fates).running() as server:
+        world = world_of(tmp_path, server, 10)
+        report = world.run()
+        assert all_good(world, 10)
+        assert len(server.batches) == 3 and set(server.executed.values()) == {1}
+        assert report.api["retries"] == {"batch_expired": 6 + 5}
+
+
+def test_a_request_that_is_refused_is_its_rows_error(upstream: str, tmp_path: Path) -> None:
+    with BatchServer(upstream=upstream, fates=[Fate(failing="number 3 ")]).running() as server:
+        world = world_of(tmp_path, server, 5)
+        assert world.run().rows_failed == 1
+        assert [row["_error"] and row["_error"]["message"] for row in world.output()] == [None] * 3 + [
+            "not this one",
+            None,
+        ]
+        assert len(server.batches) == 1
+
+
+def test_a_batch_that_is_refused_ends_the_job(upstream: str, tmp_path: Path) -> None:
+    with BatchServer(upstream=upstream, fates=[Fate(status="failed"), Fate()]).running() as server:
+        world = world_of(tmp_path, server, 3)
+        with pytest.raises(SglbatchError, match="not to our taste") as error:
+            world.run()
+        assert error.value.code == "batch-failed" and error.value.exit_code == 3
+        world.run()
+        assert all_good(world, 3)
+
+
+def test_files_keep_to_the_limits(upstream: str, tmp_path: Path) -> None:
+    with BatchServer(upstream=upstream).running() as server:
+        world = world_of(tmp_path, server, 7, max_requests=3)
+        world.run()
+        assert all_good(world, 7) and len(server.batches) == 3
+    (tmp_path / "bytes").mkdir()
+    with BatchServer(upstream=upstream).running() as server:
+        world = world_of(tmp_path / "bytes", server, 7, max_bytes=500)
+        world.run()
+        inputs = [server.files[batch["input_file_id"]] for batch in server.batches]
+        assert all_good(world, 7) and len(inputs) > 1 and all(len(data) <= 500 for data in inputs)
+
+
+def test_detached_jobs_are_collected_by_a_later_process(upstream: str, tmp_path: Path) -> None:
+    with BatchServer(upstream=upstream, fates=[Fate(status="in_progress"), Fate()]).running() as server:
+        world = world_of(tmp_path, server, 4, detach=True)
+        report = world.run()
+        assert report.exit_code == 75 and report.state == "stopped" and len(server.batches) == 1
+        assert world.run().exit_code == 75 and len(server.batches) == 1, "a batch under way is not submitted again"
+        lines = [json.loads(line) for line in server.files[server.batches[0]["input_file_id"]].splitlines()]
+        server.work_off(server.batches[0], lines, Fate())
+        assert world.run().exit_code == 0
+        assert all_good(world, 4) and len(server.batches) == 1 and set(server.executed.values()) == {1}
+
+
+def test_a_batch_whose_submission_went_unheard_is_adopted(upstream: str, tmp_path: Path) -> None:
+    """As after a kill between the request and its answer: the intent is on disk, the batch is with the provider."""
+    with BatchServer(upstream=upstream, fates=[Fate(lose_reply=True), Fate()]).running() as server:
+        world = world_of(tmp_path, server, 4)
+        world.endpoint = {"max_tries": 1}
+        assert world.run().exit_code == 75 and len(server.batches) == 1
+        assert world.run().exit_code == 0
+        assert all_good(world, 4) and len(server.batches) == 1 and set(server.executed.values()) == {1}
+
+
+def test_an_intent_that_never_reached_the_provider_is_submitted(upstream: str, tmp_path: Path) -> None:
+    with BatchServer(upstream=upstream).running() as server:
+        world = world_of(tmp_path, server, 2)
+        url, world.base_url = world.base_url, "http://127.0.0.1:9/v1"
+        world.endpoint = {"max_tries": 1}
+        assert world.run().exit_code == 75
+        world.base_url = url
+        assert world.run().exit_code == 0 and all_good(world, 2) and len(server.batches) == 1
