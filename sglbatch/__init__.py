@@ -6,9 +6,9 @@ Importing this loads no model library; ``Runtime`` and ``load_tokenizer`` do whe
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from sglbatch.errors import CallError, ConstraintError, ModelError, SglbatchError
+from sglbatch.errors import CallError, ConstraintError, ModelError, SglbatchError, UnsupportedSchemaError
 from sglbatch.lang.choices_methods import (
     exact,
     greedy_token_selection,
@@ -18,6 +18,7 @@ from sglbatch.lang.choices_methods import (
 from sglbatch.lang.function import SglFunction, call, function
 from sglbatch.lang.global_config import global_config, set_default_backend
 from sglbatch.lang.primitives import (
+    any_order,
     assistant,
     assistant_begin,
     assistant_end,
@@ -39,7 +40,9 @@ from sglbatch.lang.state import ProgramState
 from sglbatch.version import __version__
 
 if TYPE_CHECKING:
+    from sglbatch.api_spec.backend import ApiBackend
     from sglbatch.engine.engine import LocalEngine
+    from sglbatch.engine.fsm.public import CompiledConstraint
     from sglbatch.tokenizer import Tokenizer
 
 __all__ = [
@@ -47,15 +50,21 @@ __all__ = [
     "ConstraintError",
     "Engine",
     "ModelError",
+    "OpenAI",
     "ProgramState",
     "Runtime",
+    "RuntimeEndpoint",
     "SglFunction",
     "SglbatchError",
+    "UnsupportedSchemaError",
     "__version__",
+    "any_order",
     "assistant",
     "assistant_begin",
     "assistant_end",
     "call",
+    "constraint_for_regex",
+    "constraint_for_schema",
     "exact",
     "flush_cache",
     "function",
@@ -104,6 +113,46 @@ def Runtime(model_path: str, **options: Any) -> LocalEngine:
 Engine = Runtime
 
 
+def OpenAI(
+    model: str,
+    *,
+    base_url: str | None = None,
+    api_key_env: str | None = None,
+    concurrency: int = 32,
+    timeout_s: float = 120.0,
+) -> ApiBackend:
+    """An API model as a backend: OpenAI's own, or of any endpoint that speaks its protocol.
+
+    Args:
+        model: as the endpoint knows it.
+        base_url: of another endpoint, with its ``/v1``.
+        api_key_env: the environment variable with its key; for OpenAI's own it is OPENAI_API_KEY.
+        concurrency: calls under way at a time.
+        timeout_s: for one try of a call.
+
+    Raises:
+        SglbatchError: ``unknown-api-model``, ``key-over-http``, ``no-api-key``.
+    """
+    from sglbatch.api_spec import resolve_api_model
+    from sglbatch.api_spec.backend import ApiBackend
+    from sglbatch.api_spec.client import Endpoint
+    from sglbatch.api_spec.limits import Limits
+    from sglbatch.api_spec.tokens import counter_for
+
+    found = resolve_api_model(model, base_url=base_url, key_env=api_key_env)
+    endpoint = Endpoint(model=found, limits=Limits(), timeout_s=timeout_s)
+    return ApiBackend(endpoint, counter_for(None), concurrency=concurrency)
+
+
+def RuntimeEndpoint(base_url: str, *, model: str = "default", api_key_env: str | None = None) -> ApiBackend:
+    """A running server as a backend; ``base_url`` is its address without ``/v1``.
+
+    Raises:
+        SglbatchError: as ``OpenAI``.
+    """
+    return OpenAI(model, base_url=base_url.rstrip("/") + "/v1", api_key_env=api_key_env)
+
+
 def flush_cache(backend: Any = None) -> bool:
     """Make a backend forget the prefixes that it keeps for later; False where it keeps none."""
     chosen = global_config.backend(backend)
@@ -134,3 +183,40 @@ def load_tokenizer(model_path: str) -> Tokenizer:
     from sglbatch.tokenizer import Tokenizer
 
     return Tokenizer.load(resolve_model(model_path).path)
+
+
+def constraint_for_schema(
+    schema: Any,
+    tokenizer: Tokenizer,
+    *,
+    separators: Literal["json", "compact"] = "json",
+    allow_unenforced: bool = False,
+) -> CompiledConstraint:
+    """What ``gen(json_schema=schema)`` holds a text to: ``.accepts(text)``, ``.forced(text)``, ``.stats``.
+
+    Args:
+        schema: a dict, JSON text, a pydantic model or a type.
+        separators: "json" writes ", " and ": " as json.dumps does; "compact" no blanks.
+        allow_unenforced: leave to validation what cannot be enforced; ``stats`` names it.
+
+    Raises:
+        ConstraintError: the schema is no schema, or nothing satisfies it, or it is too large.
+        UnsupportedSchemaError: a keyword cannot be enforced; it has ``keyword`` and ``path``.
+    """
+    from sglbatch.engine.fsm.compiled import parse_schema
+    from sglbatch.engine.fsm.public import compiled_schema
+    from sglbatch.lang.schemas import schema_text
+
+    value = parse_schema(schema_text(schema))
+    return compiled_schema(value, tokenizer, separators=separators, allow_unenforced=allow_unenforced)
+
+
+def constraint_for_regex(pattern: str, tokenizer: Tokenizer) -> CompiledConstraint:
+    """What ``gen(regex=pattern)`` holds a text to.
+
+    Raises:
+        ConstraintError: the pattern is no regex, matches nothing, is too large, or has a part that cannot be enforced.
+    """
+    from sglbatch.engine.fsm.public import compiled_regex
+
+    return compiled_regex(pattern, tokenizer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sglbatch.lang.abstract import has_placeholder, parts
-from sglbatch.lang.dialect import environment_of
+from sglbatch.lang.dialect import BringsDialect, environment_of
 from sglbatch.lang.environment import LanguageBackend
 from sglbatch.lang.operations import Append, Mark
 from sglbatch.lang.trace import Trace, trace_program
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 def cache_prefix(function: SglFunction, backend: LanguageBackend) -> None:
     """Puts the program's constant beginning through a backend that is not busy, which may keep it for later runs."""
     prefix = constant_prefix(trace_program(function, {}, environment_of(backend)))
+    if isinstance(backend, BringsDialect):
+        return  # nothing can be put into the memory of such a backend
     (prompt_ids,) = backend.tokenizer.encode_prompts([prefix])
     if not 0 < len(prompt_ids) < backend.context_len:
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from sglbatch.errors import CallError, ConstraintError
 from sglbatch.lang.calls import Choices, ModelCall
@@ -95,10 +95,24 @@ class TokenDialect:
         return Form(prompt_ids=prompt_ids, operation=operation)
 
 
+@runtime_checkable
+class BringsDialect(Protocol):
+    """A backend that is not asked in token ids."""
+
+    @property
+    def dialect(self) -> Dialect: ...
+
+
+def dialect_of(backend: LanguageBackend) -> Dialect:
+    """How programs that run on a backend by themselves put their calls to it."""
+    if isinstance(backend, BringsDialect):
+        return backend.dialect
+    return TokenDialect(backend.tokenizer, context_len=backend.context_len)
+
+
 def environment_of(backend: LanguageBackend) -> Environment:
     """What programs that run on a backend by themselves share."""
-    dialect = TokenDialect(backend.tokenizer, context_len=backend.context_len)
-    return dialect.environment(seed=0, parse_special=False, max_calls=1000)
+    return dialect_of(backend).environment(seed=0, parse_special=False, max_calls=1000)
 
 
 def _prompts(call: ModelCall) -> list[Prompt]:

@@ -6,9 +6,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from sglbatch.lang.calls import Choices
 from sglbatch.lang.chat import ChatTemplate, Frames
-from sglbatch.types import Backend, Generate, Prompt, TokenIds
+from sglbatch.types import Backend, Prompt, TokenIds
 
 
 class LanguageTokenizer(Protocol):
@@ -54,10 +53,6 @@ class LanguageBackend(Backend, Protocol):
     def tokenizer(self) -> LanguageTokenizer: ...
 
 
-def _honours_all(question: Generate | Choices) -> str | None:
-    return None
-
-
 @dataclass(frozen=True, kw_only=True)
 class Environment:
     """Args:
@@ -66,7 +61,6 @@ class Environment:
     parse_special: row values may make special tokens (no guard).
     max_calls: calls that one row may make.
     token_text: the text of a token id.
-    unsupported: names the argument of a gen or select that the backend cannot honour, None where it can.
     takes_media: the backend takes images and videos.
     reorder: names of ``any_order`` texts that come first, in this order.
     """
@@ -78,7 +72,6 @@ class Environment:
     parse_special: bool = False
     max_calls: int = 1000
     token_text: Callable[[int], str] = str
-    unsupported: Callable[[Generate | Choices], str | None] = _honours_all
     takes_media: bool = False
     reorder: tuple[str, ...] = ()
 

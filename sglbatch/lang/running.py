@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from sglbatch.errors import SglbatchError
+from sglbatch.lang.dialect import dialect_of
 from sglbatch.lang.driver import Driver
 from sglbatch.lang.environment import LanguageBackend
 from sglbatch.lang.global_config import global_config
@@ -69,9 +70,9 @@ def _start(
 
 
 def driver_of(backend: LanguageBackend, *, seed: int = 0) -> Driver:
-    """A driver over a backend that brings its tokenizer."""
+    """A driver over a backend that brings its tokenizer or its dialect."""
     return Driver(
-        tokenizer=backend.tokenizer,
+        dialect=dialect_of(backend),
         model_identity=backend.identity,
         context_len=backend.context_len,
         backend=global_config.shared_backends.port(backend),

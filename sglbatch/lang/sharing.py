@@ -64,7 +64,9 @@ class Port:
         return {self._own_ids[number]: text for number, text in texts.items() if number in self._own_ids}
 
     def finish_program(self, program_id: int) -> None:
-        self._shared.backend.finish_program(self._program_ids.pop(program_id))
+        number = self._program_ids.pop(program_id, None)
+        if number is not None:  # else another program's equal calls were asked in its place
+            self._shared.backend.finish_program(number)
 
     def stats(self) -> BackendStats:
         return self._shared.backend.stats()

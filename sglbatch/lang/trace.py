@@ -28,14 +28,14 @@ _ARGUMENT: Final = "a:"
 _ANSWER: Final = "v:"
 
 
-class PlainFrames:
+class BracketFrames:
     """Messages' frames where no model is known: the role in brackets."""
 
     def frame(self, roles: tuple[str, ...]) -> Frame:
         return Frame(f"[{roles[-1]}]\n", "\n")
 
 
-PLAIN_ENVIRONMENT: Final = Environment(seed=0, chat=PlainFrames(), specials={}, eos_token_ids=frozenset())
+PLAIN_ENVIRONMENT: Final = Environment(seed=0, chat=BracketFrames(), specials={}, eos_token_ids=frozenset())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -221,13 +221,6 @@ class Writer:
         n: int = 1,
         with_text: bool = False,
     ) -> None:
-        argument = self.session.environment.unsupported(question)
-        if argument is not None:
-            raise TemplateError(
-                "unsupported-argument",
-                f"the backend cannot honour the argument {argument}" + (f" of {name!r}" if name else ""),
-                hint=f"leave {argument} out, or choose another model",
-            )
         self.session.count_call(n)
         self.at_start = False
         ask = Ask(
