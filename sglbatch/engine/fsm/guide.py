@@ -72,8 +72,14 @@ class Forced:
         return whole_characters(forced_bytes(self._guide, state)).decode()
 
     def completion(self, state: int) -> tuple[int, ...]:
-        """Canonical tokens of a shortest way to an end."""
-        return tuple(self._encode(shortest_completion(self._guide, state).decode()))
+        """Tokens of a shortest way to an end: a begun character byte by byte, then canonical ones."""
+        data = shortest_completion(self._guide, state)
+        tokens: list[int] = []
+        while data and 0x80 <= data[0] <= 0xBF:
+            ids = allowed_ids(self._guide.mask(state)).tolist()
+            tokens.append(next(i for i in ids if self._guide.bytes_of(i) == data[:1]))
+            state, data = self._guide.advance(state, tokens[-1]), data[1:]
+        return (*tokens, *self._encode(data.decode()))
 
     def _healed(self, state: int) -> tuple[int, ...]:
         run = forced_bytes(self._guide, state)
@@ -137,5 +143,9 @@ def shortest_completion(guide: Guide, state: int) -> bytes:
 
 
 def whole_characters(data: bytes) -> bytes:
-    """``data`` without a UTF-8 character that is cut at its end."""
-    return data.decode("utf-8", "ignore").encode()
+    """The beginning of ``data`` that is UTF-8; nothing where a character is cut at its start."""
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        return data[: error.start]
+    return data

@@ -393,7 +393,7 @@ class SchemaReader:
         """At most one item, or items of a finite list of strings and numbers."""
         if spec.most is not None and spec.most <= 1:
             return True
-        return not spec.prefix and self.finite_values(spec.rest) is not None
+        return not spec.prefix and not spec.contains and self.finite_values(spec.rest) is not None
 
     def finite_values(self, conj: Conj) -> list[Any] | None:
         """The values as Python ones, when they are few and no arrays or objects."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import product
-from typing import Any, Final
+from typing import Final
 
 from sglbatch.engine.fsm.budget import Budget
 from sglbatch.engine.fsm.schema_node import ArraySpec, Conj, Node, ObjectSpec
@@ -178,11 +178,14 @@ class ArrayPart:
         self._parts = parts
         self._spec = spec
         self._costs: dict[Local, int] = {}
-        self._finite: list[Any] | None = None
+        self._finite: list[bytes] | None = None
+        """The texts of unique items, shortest first."""
         if spec.unique and (spec.most is None or spec.most > 1):
-            self._finite = parts.reader.finite_values(spec.rest) if not spec.prefix else None
-            if self._finite is None:
+            values = parts.reader.finite_values(spec.rest) if not spec.prefix and not spec.contains else None
+            if values is None:
                 raise UnsupportedSchemaError("uniqueItems", spec.path, "only lists of a few known values can be kept")
+            texts = [number_text(v).encode() if isinstance(v, Fraction) else json_bytes(v) for v in values]
+            self._finite = sorted(texts, key=len)
         counted = max(spec.least, len(spec.prefix), (spec.most or 0) if spec.contains else 0)
         if counted > MAX_COUNTED_ITEMS:
             raise ConstraintError(
@@ -227,9 +230,8 @@ class ArrayPart:
             return
         after = index + 1 if spec.most is not None else min(index + 1, max(1, spec.least, len(spec.prefix)))
         if self._finite is not None:
-            for i, value in enumerate(self._finite):
+            for i, text in enumerate(self._finite):
                 if i not in seen:
-                    text = number_text(value).encode() if isinstance(value, Fraction) else json_bytes(value)
                     yield frozenset(), self._parts.literal(text), (index + 1, matched, seen | {i})
             return
         for extra, counts in self._options(matched):
@@ -283,7 +285,7 @@ class ArrayPart:
                 if own < INFINITE:
                     best = min(best, comma + own + self._local_cost(after))
                 if part is not None and best < INFINITE:
-                    break
+                    break  # they can be taken in any order, so the shortest come first
             self._costs[local] = min(best, INFINITE)
         return self._costs[local]
 

@@ -1,0 +1,191 @@
+"""Schemas from the outside: gen(json_schema=...), --schema, typed columns, validation, the check command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pydantic import BaseModel
+from typer.testing import CliRunner
+
+import sglbatch as sgl
+from sglbatch.cli import app
+from sglbatch.data import Column, OutputRow, write_output
+from sglbatch.job.planning import check_constraints
+from sglbatch.lang.calls import PendingCall
+from sglbatch.lang.driver import Driver
+from sglbatch.lang.primitives import gen
+from sglbatch.lang.program import Program
+from sglbatch.lang.schemas import Checks, Record, schema_text
+from sglbatch.lang.template import load_template
+from sglbatch.tokenizer import Tokenizer
+from sglbatch.types import Constraint, Generate, Result, Usage, VarType
+
+ORDER = {
+    "type": "object",
+    "properties": {"item": {"type": "string"}, "count": {"type": "integer"}, "size": {"enum": ["S", "L"]}},
+    "required": ["item", "count"],
+    "additionalProperties": False,
+}
+
+
+class Order(BaseModel):
+    item: str
+    count: int
+    tags: list[str] = []
+
+
+def test_a_schema_may_be_a_dict_text_a_model_or_a_type() -> None:
+    assert json.loads(schema_text(ORDER)) == ORDER == json.loads(schema_text(json.dumps(ORDER)))
+    assert list(json.loads(schema_text(ORDER))["properties"]) == ["item", "count", "size"]
+    assert schema_text(int) == '{"type":"integer"}'
+    model = json.loads(schema_text(Order))
+    assert list(model["properties"]) == ["item", "count", "tags"] and model["additionalProperties"] is False
+    assert json.loads(schema_text(list[int])) == {"type": "array", "items": {"type": "integer"}}
+    expression = gen("x", json_schema=Order)
+    assert expression.constraint == Constraint(kind="json_schema", source=schema_text(Order))  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("bad", ["{", object(), {"a": {1, 2}}, 3.5])
+def test_what_is_no_schema_is_a_mistake_of_the_template(bad: Any) -> None:
+    with pytest.raises(sgl.SglbatchError) as caught:
+        gen("x", json_schema=bad)
+    assert caught.value.code == "invalid-argument"
+
+
+def test_a_schema_excludes_the_other_constraints() -> None:
+    with pytest.raises(sgl.SglbatchError):
+        gen("x", json_schema=ORDER, regex="a")
+    with pytest.raises(sgl.SglbatchError):
+        gen("x", json_schema=ORDER, choices=["a"])
+
+
+def _operation(schema: Any) -> Generate:
+    return Generate(max_tokens=10, constraint=Constraint(kind="json_schema", source=json.dumps(schema)))
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "problem"),
+    [
+        (ORDER, '{"item": "a", "count": 1}', None),
+        (ORDER, '{"item": "a"}', "'count' is a required property"),
+        (ORDER, '{"item": "a", ', "no JSON"),
+        ({"format": "date"}, '"2023-02-29"', "is not a 'date'"),
+    ],
+)
+def test_finished_values_are_validated(schema: Any, text: str, problem: str | None) -> None:
+    result = Checks().checked(_operation(schema), Result(request_id=0, text=text))
+    if problem is None:
+        assert result.error is None
+    else:
+        assert result.error is not None and result.error.code == "invalid-value"
+        assert problem in result.error.message and text in result.error.message
+
+
+def test_a_column_has_its_schemas_type(tmp_path: Path) -> None:
+    texts = ['{"item": "a", "count": 1, "size": "S"}', '{"item": "b", "count": 2}', None]
+    rows = [
+        OutputRow(
+            values={"order": text},
+            returned=None,
+            has_returned=False,
+            error=None,
+            finish={},
+            usage=Usage(prompt_tokens=1, generated_tokens=1),
+            kept={},
+            extras={},
+        )
+        for text in texts
+    ]
+    declared = VarType(kind="json", schema=json.dumps(ORDER))
+    written = write_output(tmp_path / "o.parquet", lambda: rows, columns=[Column(name="order", declared=declared)])
+    assert written.warnings == ()
+    table = pq.read_table(tmp_path / "o.parquet")
+    kind = table.schema.field("order").type
+    assert [(f.name, f.type) for f in kind] == [
+        ("item", pa.string()),
+        ("count", pa.int64()),
+        ("size", pa.dictionary(pa.int32(), pa.string())),
+    ]
+    assert table.column("order").to_pylist() == [
+        {"item": "a", "count": 1, "size": "S"},
+        {"item": "b", "count": 2, "size": None},
+        None,
+    ]
+
+
+TEMPLATE = """
+import sglbatch as sgl
+
+@sgl.function(temperature=0)
+def extract(s, text):
+    s += text + sgl.gen("thought", max_tokens=4)
+    s += "Record: " + sgl.gen("record", max_tokens=60{extra})
+"""
+
+
+def _calls(path: Path, tokenizer: Tokenizer, record: Any = None) -> list[PendingCall]:
+    template = load_template(path)
+    found = None if record is None else template.record(json.dumps(record))
+    driver = Driver(tokenizer=tokenizer, model_identity="m", context_len=8192)
+    binding = template.bind(["text"], {})
+    program = binding.program({"text": "x"}, program_id=0, row_key="0", record=found)
+    assert isinstance(program, Program)
+    driver.add(program)
+    return driver.collect()
+
+
+def test_the_record_of_a_template_is_its_last_gen(tmp_path: Path) -> None:
+    path = tmp_path / "extract.py"
+    path.write_text(TEMPLATE.format(extra=""))
+    assert load_template(path).record(json.dumps(ORDER)).name == "record"
+    assert Record.of(ORDER, "s += sgl.gen('a') + gen(name='b')").name == "b"
+    with pytest.raises(sgl.SglbatchError) as caught:
+        Record.of(ORDER, "s += sgl.gen(name)")
+    assert caught.value.code == "no-record"
+
+
+def test_a_schema_that_cannot_be_enforced_ends_the_job_before_it_starts(
+    tmp_path: Path, smollm2_tokenizer: Tokenizer
+) -> None:
+    path = tmp_path / "extract.py"
+    first = TEMPLATE.format(extra="").replace("max_tokens=4", 'json_schema={"type": "array", "uniqueItems": True}')
+    path.write_text(first)
+    with pytest.raises(sgl.UnsupportedSchemaError) as caught:
+        check_constraints(_calls(path, smollm2_tokenizer), load_template(path))
+    assert (caught.value.keyword, caught.value.where) == ("uniqueItems", str(path))
+
+
+def test_check_says_what_is_enforced_and_accepted(tmp_path: Path) -> None:
+    schema, instances = tmp_path / "s.json", tmp_path / "i.jsonl"
+    schema.write_text(json.dumps(ORDER))
+    instances.write_text('{"count": 1, "item": "a"}\n\n{"item": 1, "count": 1}\n')
+    result = CliRunner().invoke(app, ["check", str(schema), str(instances)])
+    assert result.exit_code == 1
+    assert "i.jsonl:1: accepted" in result.output and "i.jsonl:3: rejected" in result.output
+    assert "1 of 2 accepted" in result.output and "all of it is enforced" in result.output
+    schema.write_text('{"type": "array", "uniqueItems": true}')
+    assert CliRunner().invoke(app, ["check", str(schema)]).exception.code == "unsupported-schema"  # type: ignore[union-attr]
+    allowed = CliRunner().invoke(app, ["check", str(schema), "--allow-unenforced", "--json"])
+    assert json.loads(allowed.output)["unenforced"] == ["uniqueItems at #"]
+
+
+def test_constraints_can_be_looked_at(smollm2_tokenizer: Tokenizer) -> None:
+    constraint = sgl.constraint_for_schema(ORDER, smollm2_tokenizer)
+    assert constraint.accepts('{"count": 2, "item": "x"}') and not constraint.accepts("{}")
+    assert constraint.forced("") == '{"item": "'
+    assert constraint.forced('{"item": "x", "c') == 'ount": '
+    assert constraint.forced('{"item": "x') == ""
+    assert constraint.stats.compiled_to == "machine" and constraint.stats.num_states > 10
+    compact = sgl.constraint_for_schema(Order, smollm2_tokenizer, separators="compact")
+    assert compact.forced("") == '{"item":"'
+    with pytest.raises(sgl.SglbatchError) as caught:
+        constraint.forced("[")
+    assert caught.value.code == "not-a-beginning"
+    regex = sgl.constraint_for_regex("ab+c", smollm2_tokenizer)
+    assert regex.accepts("abbc") and not regex.accepts("ac") and regex.forced("") == "ab"
+    assert regex.stats.compiled_to == "automaton"
