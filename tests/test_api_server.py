@@ -76,3 +76,50 @@ def test_an_ignored_template_costs_no_more(api_url: str, smollm2_tokenizer: Toke
     print("cost", cost(single[0]), cost(ahead[0]), ahead[0].api)
     assert ahead[0].api["speculation"]["places_off"]
     assert cost(ahead[0]) <= 1.1 * cost(single[0])
+
+
+CHAT_RUN = """
+import sglbatch as sgl
+
+@sgl.function(temperature=0)
+def card(s, text):
+    s += sgl.system("You fill in forms.")
+    s += sgl.user(text)
+    s += sgl.assistant(
+        "Name: " + sgl.gen("name", max_tokens=12, stop="\\n")
+        + "\\nBorn: " + sgl.gen("born", regex="1[0-9]{3}", max_tokens=8)
+        + "\\nKind: " + sgl.select("kind", choices=["person", "place"])
+    )
+    s += sgl.user("Is that a person? Answer with yes or no.")
+    s += sgl.assistant(sgl.select("sure", choices=["yes", "no"]))
+    return s.text()
+"""
+
+
+def test_a_chat_turn_is_one_call_held_to_a_schema(api_url: str, tmp_path: Path) -> None:
+    world = ApiWorld(folder=tmp_path, base_url=api_url)
+    world.write(CHAT_RUN, people(2))
+    report = world.run()
+    assert report.requests == 4 and report.api["calls_ahead"] == 4, report.api
+    assert report.api["methods"] == {"fields by schema": 2, "one field by schema": 2}
+    for row in world.output():
+        assert row["_error"] is None and row["name"] and 1000 <= int(row["born"]) <= 1999
+        assert row["kind"] in ("person", "place") and row["sure"] in ("yes", "no")
+        text = f"Name: {row['name']}\nBorn: {row['born']}\nKind: {row['kind']}"
+        assert text in row["_return"], "the fields are put back into the template's text"
+
+
+def test_editing_the_last_question_asks_only_that_again(api_url: str, tmp_path: Path) -> None:
+    world = ApiWorld(folder=tmp_path, base_url=api_url)
+    world.write(CHAT_RUN, people(2))
+    world.run()
+    world.write(CHAT_RUN.replace("Is that a person?", "Is that somebody?"), people(2))
+    report = world.run()
+    assert report.requests == 2 and report.calls_reused == 6
+
+
+def test_text_outside_of_messages_is_a_rows_error(api_url: str, tmp_path: Path) -> None:
+    world = ApiWorld(folder=tmp_path, base_url=api_url)
+    world.write(CHAT_RUN.replace('s += sgl.user("Is', 's += "stray"\n    s += sgl.user("Is'), people(1))
+    world.run()
+    assert world.output()[0]["_error"]["code"] == "text-outside-messages"
