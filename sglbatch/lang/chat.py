@@ -99,10 +99,10 @@ class Frames(Protocol):
 
 
 class PlainFrames:
-    """No text around messages, for backends that take messages as such."""
+    """For backends that take messages as such: nothing but a line break after each, for people who read the text."""
 
     def frame(self, roles: tuple[str, ...]) -> Frame:
-        return Frame("", "")
+        return Frame("", "\n")
 
 
 def turn_end(suffix: str, specials: Mapping[str, int]) -> str | None:
