@@ -59,7 +59,7 @@ def byte_table(spec: Mapping[str, Any], *, added_tokens: Sequence[Mapping[str, A
     return ByteTable(
         token_bytes=tuple(table),
         missing_bytes=missing if kind == "byte-level" else b"",
-        prefix_from_normalizer=any(part["type"] == "Prepend" for part in _parts(spec.get("normalizer"))),
+        prefix_from_normalizer=any(part["type"] == "Prepend" for part in component_parts(spec.get("normalizer"))),
     )
 
 
@@ -92,13 +92,13 @@ def _kind(spec: Mapping[str, Any]) -> Kind:
     model_type = model.get("type", "BPE" if "merges" in model else "unknown")
     if model_type != "BPE":
         raise _unsupported(f"its model is {model_type}, not BPE")
-    for part in _parts(spec.get("normalizer")):
+    for part in component_parts(spec.get("normalizer")):
         if part["type"] not in _NORMALIZERS:
             raise _unsupported(f"its normalizer {part['type']} changes the text")
-    for part in _parts(spec.get("pre_tokenizer")):
+    for part in component_parts(spec.get("pre_tokenizer")):
         if part["type"] not in _PRE_TOKENIZERS or part.get("behavior") == "Removed":
             raise _unsupported(f"its pre-tokenizer {part['type']} loses text")
-    decoders = {part["type"] for part in _parts(spec.get("decoder"))}
+    decoders = {part["type"] for part in component_parts(spec.get("decoder"))}
     if "ByteLevel" in decoders:
         return "byte-level"
     if model.get("byte_fallback") and decoders & {"ByteFallback", "Metaspace"}:
@@ -106,14 +106,14 @@ def _kind(spec: Mapping[str, Any]) -> Kind:
     raise _unsupported("it is neither byte-level nor has it byte fallback")
 
 
-def _parts(component: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
+def component_parts(component: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
     """A component and, for a Sequence, everything in it."""
     if component is None:
         return
     yield component
     for key in ("normalizers", "pretokenizers", "decoders"):
         for inner in component.get(key, ()):
-            yield from _parts(inner)
+            yield from component_parts(inner)
 
 
 def _char_to_byte() -> dict[str, int]:

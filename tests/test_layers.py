@@ -25,6 +25,8 @@ LAYERS = [
         "sglbatch.types",
         "sglbatch.tokenizer",
         "sglbatch.tokenizer_files",
+        "sglbatch.run_encoder",
+        "sglbatch.shared_text",
         "sglbatch.token_bytes",
         "sglbatch.errors",
         "sglbatch.version",

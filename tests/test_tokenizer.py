@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tokenizer_specs as specs
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,6 +16,7 @@ from hypothesis import strategies as st
 from sglbatch.errors import ModelError
 from sglbatch.tokenizer import GUARD, Tokenizer
 from sglbatch.types import Ids, Prompt, Text
+from tests import tokenizer_specs as specs
 
 CHATML = frozenset({"<|im_start|>", "<|im_end|>"})
 NOT_IN_SMOLLM2 = frozenset("\x04\x06\x13\x14\x16\x1d")  # its vocabulary has no token for these bytes, nor for F1 and F2
