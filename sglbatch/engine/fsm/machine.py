@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from sglbatch.engine.fsm.automaton import DEAD
 from sglbatch.engine.fsm.schema_parts import INFINITE, Local, Part
+from sglbatch.engine.fsm.vocabulary import UNMADE
 
 
 class Frame:
@@ -54,7 +55,7 @@ class Machine:
         self._states: list[frozenset[Frame | None]] = []
         self._numbers: dict[frozenset[Frame | None], int] = {}
         self._steps: list[dict[int, int]] = []
-        self._rows: npt.NDArray[np.int32] = np.full((64, 256), DEAD, dtype=np.int32)
+        self._offsets = _empty_offsets(64)
         self._has_row: npt.NDArray[np.bool_] = np.zeros(64, dtype=np.bool_)
         self._number(frozenset(self._closed([self._frame(part, part.start, None)])))
 
@@ -68,7 +69,7 @@ class Machine:
         if state == DEAD:
             return DEAD
         if self._has_row[state]:
-            return int(self._rows[state, byte])
+            return max(int(self._offsets[state * 256 + byte]) // 256, DEAD)
         steps = self._steps[state]
         if byte in self._left_out:
             return DEAD
@@ -107,21 +108,29 @@ class Machine:
 
     def row(self, state: int) -> npt.NDArray[np.int32]:
         """int32 [256], the state after each byte."""
-        if not self._has_row[state]:
-            row = self._make_row(state)
-            row[list(self._left_out)] = DEAD
-            if len(self._rows) <= state:
-                self._grow()
-            self._rows[state] = row
-            self._has_row[state] = True
-        made: npt.NDArray[np.int32] = self._rows[state]
-        return made
+        self._see_to_row(state)
+        offsets = self._offsets[state * 256 : state * 256 + 256]
+        row: npt.NDArray[np.int32] = np.where(offsets < 0, DEAD, offsets // 256).astype(np.int32)
+        return row
 
-    def rows(self, states: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
-        """The table of rows [at least max(states) + 1, 256], those of ``states`` made. Valid until the next call."""
+    @property
+    def offsets(self) -> npt.NDArray[np.int32]:
+        """See ``vocabulary.GrowingRows``."""
+        return self._offsets
+
+    def make(self, states: npt.NDArray[np.int64]) -> None:
         for state in states[~self._has_row[states]].tolist():
-            self.row(state)
-        return self._rows
+            self._see_to_row(state)
+
+    def _see_to_row(self, state: int) -> None:
+        if self._has_row[state]:
+            return
+        row = self._make_row(state)
+        row[list(self._left_out)] = DEAD
+        if len(self._offsets) < (len(self._states) + 2) * 256:
+            self._offsets = _empty_offsets(2 * len(self._states), self._offsets)
+        self._offsets[state * 256 : state * 256 + 256] = np.where(row == DEAD, -256, row * 256)
+        self._has_row[state] = True
 
     def _make_row(self, state: int) -> npt.NDArray[np.int32]:
         row = np.full(256, DEAD, dtype=np.int32)
@@ -141,12 +150,6 @@ class Machine:
                 known[targets] = self._number(frozenset(self._closed(targets)))
             row[first:end] = known[targets]
         return row
-
-    def _grow(self) -> None:
-        size = max(2 * len(self._rows), len(self._states))
-        rows = np.full((size, 256), DEAD, dtype=np.int32)
-        rows[: len(self._rows)] = self._rows
-        self._rows = rows
 
     def _number(self, frames: frozenset[Frame | None]) -> int:
         number = self._numbers.get(frames)
@@ -208,3 +211,12 @@ class Machine:
                 top = self._frame(part, local, top)
             assert top is not None
             yield top
+
+
+def _empty_offsets(num_states: int, made: npt.NDArray[np.int32] | None = None) -> npt.NDArray[np.int32]:
+    """Rows for so many states, with those of ``made``; the last row leads nowhere."""
+    offsets = np.full((num_states + 2) * 256, UNMADE, dtype=np.int32)
+    offsets[-256:] = -256
+    if made is not None:
+        offsets[: len(made) - 512] = made[:-512]
+    return offsets

@@ -43,14 +43,14 @@ class MachineGuide:
     def mask(self, state: int) -> Bitmask:
         mask = self._masks.get(state)
         if mask is None:
-            ids, _ = self._token_masks.vocabulary.walk(self.machine.rows, state)
+            ids, _ = self._token_masks.vocabulary.walk(self.machine, state)
             mask = self._masks[state] = self._pack(ids, may_end=self.may_end(state))
         return mask
 
     def completing_mask(self, state: int) -> Bitmask:
         mask = self._completing.get(state)
         if mask is None:
-            ids, after = self._token_masks.vocabulary.walk(self.machine.rows, state)
+            ids, after = self._token_masks.vocabulary.walk(self.machine, state)
             left = self.cost(state)
             lengths = np.fromiter((len(self.bytes_of(i)) for i in ids.tolist()), dtype=np.int64, count=len(ids))
             costs = np.fromiter((self.cost(s) for s in after.tolist()), dtype=np.int64, count=len(after))

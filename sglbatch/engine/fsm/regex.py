@@ -28,6 +28,7 @@ interegular's without the step from characters to bytes and without minimising:
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from re import _constants as op  # type: ignore[attr-defined]
@@ -102,7 +103,9 @@ def compile_regex(pattern: str, budget: Budget | None = None) -> Automaton:
 def parse_regex(pattern: str) -> Any:
     """Python's own syntax tree of ``pattern``. Raises ConstraintError with the parser's message and position."""
     try:
-        return _parser.parse(pattern, re.ASCII)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # "possible set difference": it is none in this version
+            return _parser.parse(pattern, re.ASCII)
     except re.error as error:
         if error.msg in (r"bad escape \p", r"bad escape \P"):
             raise _unsupported(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,24 @@ def row_offsets(table: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
     np.multiply(table, 256, out=rows[:-1])
     rows[:-1][table < 0] = -256
     return rows.reshape(-1)
+
+
+UNMADE = -512
+"""Offset of a state behind one whose row is not made yet; see ``GrowingRows``."""
+
+
+class GrowingRows(Protocol):
+    """Rows of an automaton that is made as it is walked, in the form of ``row_offsets`` with one more row.
+
+    The last row but one is ``UNMADE`` everywhere, and so are rows that are not made: a level is looked up as before, and
+    shows afterwards which rows it lacked.
+    """
+
+    @property
+    def offsets(self) -> npt.NDArray[np.int32]: ...
+
+    def make(self, states: npt.NDArray[np.int64]) -> None:
+        """Sees that these rows are made; ``offsets`` may be another array afterwards."""
 
 
 class Vocabulary:
@@ -93,35 +112,50 @@ class Vocabulary:
 
     def destinations(self, rows: npt.NDArray[np.int32], state: int) -> npt.NDArray[np.int32]:
         """int32 [num_tokens]: the state after each token, negative where it leads nowhere or has no text."""
+        destinations: npt.NDArray[np.int32] = self._offsets(rows, state).take(self._node_of_token) // 256
+        return destinations
+
+    def _offsets(self, rows: npt.NDArray[np.int32], state: int) -> npt.NDArray[np.int32]:
+        """int32 [nodes + 1], the offset of the state at each node."""
         offset_at = np.empty(len(self._parent) + 1, dtype=np.int32)
         offset_at[0] = state * 256
         offset_at[-1] = -256
         for start, end in zip(self._level_start[1:], self._level_start[2:], strict=False):
             index = offset_at.take(self._parent[start:end]) + self._byte[start:end]
             offset_at[start:end] = rows[index]
-        destinations: npt.NDArray[np.int32] = offset_at.take(self._node_of_token) // 256
-        return destinations
+        return offset_at
 
-    def walk(
-        self, table_of: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int32]], state: int
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """The tokens whose bytes lead somewhere from ``state``, and the state after each.
+    def walk(self, rows: GrowingRows, state: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """The tokens whose bytes lead somewhere from ``state``, and the state after each; makes the rows it needs."""
+        found = self._walk_few(rows, state)
+        while found is None:
+            offset_at = self._offsets(rows.offsets, state)
+            missing = np.flatnonzero(offset_at[:-1] == UNMADE)
+            if not len(missing):
+                after = offset_at.take(self._node_of_token) // 256
+                tokens = np.flatnonzero(after >= 0)
+                found = tokens, after[tokens].astype(np.int64)
+                break
+            before = offset_at[self._parent[missing]]
+            rows.make(np.unique(before[before >= 0] // 256))
+        return found
 
-        Args:
-            table_of: gives for distinct states a table [at least max(states) + 1, 256] with their rows in it.
-        """
-        nodes, states = np.zeros(1, dtype=np.int64), np.full(1, state, dtype=np.int64)
-        tokens, after = [nodes[:0]], [states[:0]]
+    def _walk_few(self, rows: GrowingRows, state: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
+        """The same node by node; None as soon as the nodes are many."""
+        nodes, offsets = np.zeros(1, dtype=np.int64), np.full(1, state * 256, dtype=np.int64)
+        tokens, after = [nodes[:0]], [offsets[:0]]
         while len(nodes):
             num_children = self._num_children[nodes]
             children = concatenated_ranges(self._first_child[nodes], num_children)
-            table = table_of(np.unique(states[num_children > 0]))
-            reached = table[np.repeat(states, num_children), self._byte[children]]
+            if len(children) > _MAX_SPARSE_NODES:
+                return None
+            rows.make(np.unique(offsets[num_children > 0] // 256))
+            reached = rows.offsets[np.repeat(offsets, num_children) + self._byte[children]]
             live = reached >= 0
-            nodes, states = children[live], reached[live].astype(np.int64)
+            nodes, offsets = children[live], reached[live].astype(np.int64)
             num_tokens = self._num_tokens_at[nodes]
             tokens.append(self._token_at_node[concatenated_ranges(self._first_token_at[nodes], num_tokens)])
-            after.append(np.repeat(states, num_tokens))
+            after.append(np.repeat(offsets // 256, num_tokens))
         return np.concatenate(tokens), np.concatenate(after)
 
     def _few_reachable_nodes(self, rows: npt.NDArray[np.int32], state: int) -> npt.NDArray[np.int64] | None:
