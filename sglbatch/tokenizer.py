@@ -128,7 +128,8 @@ class Tokenizer:
         if not text:
             return []
         ((ids,),) = self._encoder.encode([Run(text, False)])
-        return [int(i) for i in ids]
+        found: list[int] = ids.tolist()
+        return found
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids; special tokens give nothing, an incomplete character gives U+FFFD."""
