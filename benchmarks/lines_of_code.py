@@ -2,8 +2,8 @@
 
     python benchmarks/lines_of_code.py
 
-The SGLang paper's claim for its judge is 2.1 times fewer lines. A line counts where it has code on it: no blank lines, no
-comments, no docstrings, no imports; a statement over three lines counts three.
+The SGLang paper's claim for its judge is 2.1 times fewer lines. A line counts where it has code on it: no blank lines,
+comments, docstrings or imports; a statement over three lines counts three.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from sglbatch.lang.driver import Driver
 from sglbatch.lang.primitives import gen
 from sglbatch.lang.program import Program
 from sglbatch.lang.schemas import Checks, Record, schema_text
-from sglbatch.lang.template import load_template
+from sglbatch.lang.template_file import load_template
 from sglbatch.tokenizer import Tokenizer
 from sglbatch.types import Constraint, Generate, Result, Usage, VarType
 

@@ -187,6 +187,7 @@ def _answer(config: RunConfig, surroundings: Surroundings) -> list[FinishedRow]:
     progress = surroundings.progress
     rows: list[FinishedRow] = []
     with prepared(config, tell=progress.note) as ready:
+        check_reorder(ready)
         driver = ready.driver()
         execution = Execution(
             ready, driver, surroundings, on_finished=rows.append, after_step=lambda: None, with_transcript=True

@@ -21,7 +21,8 @@ from sglbatch.lang.driver import Driver
 from sglbatch.lang.program import Program
 from sglbatch.lang.sampling import SamplingOverride
 from sglbatch.lang.schemas import Record
-from sglbatch.lang.template import Binding, Template, load_template
+from sglbatch.lang.template import Binding, Template
+from sglbatch.lang.template_file import load_template
 from sglbatch.models import LocalModel, resolve_model
 from sglbatch.tokenizer import Tokenizer
 

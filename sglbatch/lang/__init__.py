@@ -4,6 +4,7 @@ from sglbatch.lang.calls import CallMemo, PendingCall
 from sglbatch.lang.driver import Driver
 from sglbatch.lang.outcome import Outcome
 from sglbatch.lang.program import Program
-from sglbatch.lang.template import Binding, Template, load_template
+from sglbatch.lang.template import Binding, Template
+from sglbatch.lang.template_file import load_template
 
 __all__ = ["Binding", "CallMemo", "Driver", "Outcome", "PendingCall", "Program", "Template", "load_template"]

@@ -49,7 +49,7 @@ def outcome_of(root: Stream, *, returned: Any, error: ErrorInfo | None, results:
         error=error,
         finish={name: v.finish for name, v in variables.items() if v.finish is not None},
         usage=usage,
-        transcript="".join(text if generated else strip_guard(text) for text, generated in root.pieces),
+        transcript=root.text.plain(),
         dtypes={name: _plain_type(variable.var_type) for name, variable in variables.items()},
     )
 

@@ -7,13 +7,13 @@ import copy
 import random
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, cast, get_args
+from typing import Any, Protocol
 
 from sglbatch.errors import SglbatchError
 from sglbatch.lang.calls import ProgramError
 from sglbatch.lang.expressions import RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, check_name
+from sglbatch.lang.fork_group import ForkGroup
 from sglbatch.lang.guard import strip_guard
-from sglbatch.lang.operations import JoinMode
 from sglbatch.lang.outcome import Outcome
 from sglbatch.lang.primitives import role
 from sglbatch.lang.sampling import SamplingOverride
@@ -126,7 +126,8 @@ class ProgramState:
             raise SglbatchError("unsupported-argument", "fork(position_ids_offset=...) is not supported")
         if not isinstance(size, int) or size < 1:
             raise SglbatchError("invalid-argument", f"fork needs at least one branch, not {size!r}")
-        return ForkGroup(self._writer, [self._with(writer) for writer in self._writer.fork(size)])
+        writers = self._writer.fork(size)
+        return ForkGroup([self._with(writer) for writer in writers], lambda mode: self._writer.join(writers, mode))
 
     def copy(self, position_ids_offset: object = None) -> ProgramState:
         """A fork of one. ``with s.copy() as branch: ...`` joins it at the end, gathering its variables."""
@@ -193,7 +194,7 @@ class ProgramState:
         self.sync()
         return [
             {"role": message.role, "content": self._text(message.start, message.end)}
-            for message in self._stream.messages
+            for message in self._stream.text.messages
         ]
 
     def sync(self) -> None:
@@ -280,7 +281,7 @@ class ProgramState:
         return self._program.traced(value)
 
     def _text(self, start: int, end: int | None) -> str:
-        pieces = self._stream.pieces[start:end]
+        pieces = self._stream.text.pieces[start:end]
         if not self._program.is_inside:
             return "".join(text if generated else strip_guard(text) for text, generated in pieces)
         guard = self._program.guard
@@ -298,56 +299,3 @@ class ProgramState:
             raise SglbatchError(
                 "program-ended", "the program has ended, nothing can be added to its state", hint="start a new run"
             )
-
-
-class ForkGroup:
-    """The branches of one fork."""
-
-    def __init__(self, parent: Writer, states: list[ProgramState]) -> None:
-        self._parent = parent
-        self._states = states
-
-    def __getitem__(self, index: int) -> ProgramState:
-        return self._states[index]
-
-    def __setitem__(self, index: int, state: ProgramState) -> None:
-        """Only for ``forks[i] += ...``, which ends in putting the same state back."""
-        if self._states[index] is not state:
-            raise SglbatchError("invalid-argument", "a branch of a fork cannot be replaced", hint="use forks[i] += ...")
-
-    def __len__(self) -> int:
-        return len(self._states)
-
-    def __iter__(self) -> Iterator[ProgramState]:
-        return iter(self._states)
-
-    def __iadd__(self, value: object) -> ForkGroup:
-        """Add to every branch: the same expression, one of a list each, or what a function of the index gives."""
-        count = len(self._states)
-        if callable(value):
-            values = [value(i) for i in range(count)]
-        elif isinstance(value, (list, tuple)):
-            if len(value) != count:
-                raise SglbatchError(
-                    "invalid-argument", f"a list of {len(value)} expressions was added to {count} branches"
-                )
-            values = list(value)
-        else:
-            values = [value] * count
-        for state, item in zip(self._states, values, strict=True):
-            state += item  # noqa: PLW2901  a state is changed in place
-        return self
-
-    def join(self, mode: str = "gather_variable") -> None:
-        """Bring the branches together on the state they came from, without waiting.
-
-        gather_variable: each variable that a branch set becomes a list with one entry for each branch (None where it
-        set none); a list from an earlier join of the same name is extended. concate_and_append: the branches' texts
-        are appended one after the other.
-
-        Raises:
-            SglbatchError: ``invalid-argument``, ``joined-branch``.
-        """
-        if mode not in get_args(JoinMode):
-            raise SglbatchError("invalid-argument", f"join takes gather_variable or concate_and_append, not {mode!r}")
-        self._parent.join([state._writer for state in self._states], cast(JoinMode, mode))

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from sglbatch.errors import CallError
+from sglbatch.lang.as_text import text_call
+from sglbatch.lang.branch_text import BranchText
 from sglbatch.lang.calls import Choices, ModelCall
-from sglbatch.lang.guard import Guard, strip_guard
+from sglbatch.lang.guard import Guard
 from sglbatch.lang.meta_info import TokenText, meta_info
 from sglbatch.lang.operations import (
     Append,
@@ -33,13 +35,8 @@ from sglbatch.types import (
     CallPath,
     ErrorInfo,
     Generate,
-    Ids,
-    NextAsk,
     Result,
-    Segment,
     Text,
-    TextCall,
-    TextChoices,
 )
 
 
@@ -63,30 +60,19 @@ class Host(Protocol):
         """The stream may be able to advance."""
 
 
-@dataclass(slots=True)
-class _Message:
-    role: str
-    start: int
-    end: int | None = None
-
-
 @dataclass(slots=True, eq=False)
 class Stream:
-    """State of one branch: prompt segments, variables, and the operations still to come.
+    """State of one branch: its text, its variables, and the operations still to come.
 
     ``lost`` are the variables that will never be set because the stream has failed; ``log`` keeps all that was added
     where the program is traced; ``answers`` are those of a gen with n > 1 so far.
-    Layout of ``pieces``: one entry for each stretch of text, (text, generated); ``segments`` is the same as the
-    prompt's segments, with generated text as its token ids. Both start with what the parent had at the fork.
     """
 
     host: Host
     path: CallPath
     started: bool = False
     queue: deque[Operation] = field(default_factory=deque)
-    segments: list[Segment] = field(default_factory=list)
-    pieces: list[tuple[str, bool]] = field(default_factory=list)
-    messages: list[_Message] = field(default_factory=list)
+    text: BranchText = field(default_factory=BranchText)
     variables: dict[str, Variable] = field(default_factory=dict)
     written: list[str] = field(default_factory=list)
     queued_names: Counter[str] = field(default_factory=Counter)
@@ -97,13 +83,10 @@ class Stream:
     log: list[Operation] | None = None
     answers: dict[CallPath, Result] = field(default_factory=dict)
     scopes: dict[str, int] = field(default_factory=dict)
-    answer_segment: int = 0
     position: int | None = None
     error: ErrorInfo | None = None
     lost: set[str] = field(default_factory=set)
     joiner: Stream | None = None
-    fork_segment: int = 0
-    fork_piece: int = 0
     ahead: deque[Result] = field(default_factory=deque)
     known: Result | None = None
 
@@ -165,11 +148,11 @@ class Stream:
     def _do(self, operation: Operation) -> None:
         match operation:
             case Append(text=text):
-                self._append(text)
+                self.text.append(text)
             case Attach(media=media):
-                self.segments.append(Ids(media.key_ids))
+                self.text.append_ids(media.key_ids)
             case Mark(role=role):
-                self._mark(role)
+                self.text.mark(role)
             case Assign() | OpenScope() | CloseScope() | SplitReasoning():
                 self._set_variable(operation)
             case Fork(children=children):
@@ -191,30 +174,12 @@ class Stream:
                 if self.last_assign.get(name) is operation:
                     del self.last_assign[name]
             case OpenScope():
-                self.scopes[name] = len(self.pieces)
+                self.scopes[name] = len(self.text.pieces)
             case CloseScope():
                 self._name_done(name)
                 self.assign(name, self._text_since(self.scopes.pop(name)))
             case SplitReasoning(model_type=model_type):
                 self._split_reasoning(name, model_type)
-
-    def _append(self, text: Text) -> None:
-        if not text.text:
-            return
-        self.pieces.append((text.text, False))
-        last = self.segments[-1] if self.segments else None
-        own = len(self.segments) > self.fork_segment
-        if own and isinstance(last, Text) and last.specials == text.specials:
-            text = Text(last.text + text.text, text.specials)
-            self.segments.pop()
-        self.segments.append(text)
-
-    def _mark(self, role: str | None) -> None:
-        if role is not None:
-            self.messages.append(_Message(role, len(self.pieces)))
-        else:
-            last = self.messages[-1]
-            self.messages[-1] = _Message(last.role, last.start, len(self.pieces))
 
     def _ask(self, ask: Ask) -> None:
         self.waiting = ask
@@ -230,17 +195,16 @@ class Stream:
         if ask.n > 1:
             self.ahead.clear()
         known = self._take_ahead()
-        prompt = tuple(self.segments)
         for path in self.paths(ask):
             if self.waiting is not ask:
                 break  # one of its answers was known, and an error
             call = ModelCall(
                 path=path,
                 name=ask.name or "",
-                prompt=prompt,
+                prompt=self.text.prompt,
                 question=question,
                 position=self.position,
-                as_text=lambda: self._text_call(ask),
+                as_text=lambda: text_call(self.text, ask, self.queue, ahead_tokens=self.host.ahead_tokens),
                 known=known,
             )
             self.host.ask(self, call)
@@ -253,58 +217,6 @@ class Stream:
     def _take_ahead(self) -> Result | None:
         self.known = self.ahead.popleft() if self.ahead else None
         return self.known
-
-    def _text_call(self, ask: Ask) -> TextCall:
-        """The call as messages and text, with what the template has behind it.
-
-        Raises:
-            CallError: ``text-outside-messages``.
-        """
-        messages: list[tuple[str, str]] = []
-        end = 0
-        for message in self.messages:
-            outside = self._plain(end, message.start)
-            end = len(self.pieces) if message.end is None else message.end
-            if outside.strip():
-                raise CallError(
-                    "text-outside-messages",
-                    f"a chat model cannot be given text outside of messages: {outside.strip()[:40]!r}",
-                    hint="put it into sgl.system(...), sgl.user(...) or sgl.assistant(...)",
-                )
-            messages.append((message.role, self._plain(message.start, end)))
-        chat = bool(self.messages)
-        if chat and self.messages[-1].end is not None:
-            raise CallError(
-                "text-outside-messages",
-                "a chat model answers inside a message: this gen or select is outside of one",
-                hint='s += sgl.assistant(sgl.gen("answer"))',
-            )
-        return TextCall(
-            chat=chat,
-            messages=tuple(messages[:-1]),
-            prefix=messages[-1][1] if chat else self._plain(0, len(self.pieces)),
-            name=ask.name or "",
-            question=_as_text(ask.question),
-            following=tuple(self._behind()) if ask.n == 1 else (),
-            ahead_tokens=self.host.ahead_tokens,
-        )
-
-    def _plain(self, start: int, end: int) -> str:
-        return "".join(text if generated else strip_guard(text) for text, generated in self.pieces[start:end])
-
-    def _behind(self) -> list[str | NextAsk]:
-        """What is queued behind the current call, up to the end of the message, a branch or a join."""
-        behind: list[str | NextAsk] = []
-        for operation in self.queue:
-            if isinstance(operation, Append):
-                behind.append(strip_guard(operation.text.text))
-            elif isinstance(operation, Ask):
-                if operation.n > 1:
-                    break
-                behind.append(NextAsk(name=operation.name or "", question=_as_text(operation.question)))
-            elif not isinstance(operation, Assign):
-                break
-        return behind
 
     def _following(self, turn: int) -> tuple[Text, ...]:
         """Constant text right behind the current call that was added before the program next read something.
@@ -357,24 +269,17 @@ class Stream:
         self.set(ask.name, variable)
 
     def _take(self, question: Generate | Choices, result: Result) -> str:
-        self.answer_segment = len(self.segments)
-        return self._take_choice(question, result) if isinstance(question, Choices) else self._take_text(result)
-
-    def _take_text(self, result: Result) -> str:
-        self.segments.append(Ids(result.output_ids))
-        if result.tail:
-            self.segments.append(Text(result.tail))
-        self.pieces.append((result.text, True))
-        return result.text
-
-    def _take_choice(self, question: Choices, result: Result) -> str:
+        """Appends the answer; returns its text."""
+        if isinstance(question, Generate):
+            self.text.append_generated(result)
+            return result.text
         assert result.choice is not None, "a select's result names no choice"
         choice = result.text or question.choices[result.choice]  # a trace's choice is a text of its own
-        self._append(Text(choice, question.specials))
+        self.text.append(Text(choice, question.specials))
         return choice
 
     def _split_reasoning(self, name: str, model_type: str) -> None:
-        """The answer alone stays in the text: as text, since its tokens need not begin where the answer does."""
+        """The answer alone stays in the variable and in the text."""
         reasoning = reasoning_name(name)
         self._name_done(name)
         self._name_done(reasoning)
@@ -386,14 +291,12 @@ class Stream:
             self.set(target, replace(variable, value=values if is_list else values[0]))
         answer = parts[0][1]
         if variable.generated and answer != texts[0]:
-            del self.segments[self.answer_segment :]
-            self.segments.append(Text(answer))
-            self.pieces[-1] = (answer, True)
+            self.text.replace_generated(answer)
 
     def _text_since(self, piece: int) -> str:
         """The text from a piece on, as data that may go back into a prompt."""
         protect = self.host.guard.protect
-        return "".join(protect(text) if generated else text for text, generated in self.pieces[piece:])
+        return "".join(protect(text) if generated else text for text, generated in self.text.pieces[piece:])
 
     def assign(self, name: str, value: Any) -> None:
         self.set(name, Variable(value=value, var_type=type_of_value(value)))
@@ -431,13 +334,9 @@ class Stream:
 
     def start_from(self, parent: Stream) -> None:
         """Begin where the parent stands now."""
-        self.segments = list(parent.segments)
-        self.pieces = list(parent.pieces)
-        self.messages = [_Message(message.role, message.start, message.end) for message in parent.messages]
+        self.text = BranchText.forked(parent.text)
         self.variables = dict(parent.variables)
         self.position = parent.position
-        self.fork_segment = len(self.segments)
-        self.fork_piece = len(self.pieces)
         self.started = True
         self.host.touch(self)
 
@@ -458,7 +357,7 @@ class Stream:
                 self.fail(ErrorInfo(code=error.code, message=error.message))
         else:
             for child in join.children:
-                self._concatenate(child)
+                self.text.append_branch(child.text)
         return True
 
     def _gather(self, children: tuple[Stream, ...]) -> None:
@@ -473,14 +372,3 @@ class Stream:
 
     def _readable(self, variable: Variable) -> Any:
         return self.host.guard.protect(variable.value) if variable.generated else variable.value
-
-    def _concatenate(self, child: Stream) -> None:
-        for segment in child.segments[child.fork_segment :]:
-            self.segments.append(segment)
-        self.pieces.extend(child.pieces[child.fork_piece :])
-
-
-def _as_text(question: Generate | Choices) -> Generate | TextChoices:
-    if isinstance(question, Generate):
-        return question
-    return TextChoices(choices=tuple(map(str, strip_guard(question.choices))), temperature=question.temperature)
