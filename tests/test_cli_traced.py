@@ -74,6 +74,28 @@ def test_the_graph_in_its_forms(folder: Path, smollm2_dir: Path) -> None:
     assert wrong.returncode == 2 and "choose from: text, dot, json" in wrong.stderr
 
 
+RARELY = """
+import sglbatch as sgl
+
+@sgl.function
+def rarely(s, text):
+    s += text + sgl.gen("a", max_tokens=4)
+    if "7" in f"{text}":
+        s += str(sgl.call(len, text))
+    s += sgl.gen("b", max_tokens=4)
+"""
+
+
+def test_a_row_unlike_the_checked_ones_does_not_hold_planning_up(folder: Path, smollm2_dir: Path) -> None:
+    (folder / "judge.py").write_text(RARELY)
+    numbers = [i for i in range(400) if "7" not in str(i)]
+    numbers[3] = 7  # not among the rows that are checked, but among those that are rehearsed
+    (folder / "rows.jsonl").write_text("".join(json.dumps({"text": f"Row {i}"}) + "\n" for i in numbers))
+    value = plan(folder, smollm2_dir)
+    assert value["traced"]["traced"] and value["traced"]["estimated"]
+    assert 0 < value["traced"]["calls"] <= len(numbers)
+
+
 def test_reorder_takes_order_free_columns_only(folder: Path, smollm2_dir: Path) -> None:
     for command in ("plan", "run"):
         done = sglbatch(command, "judge.py", "rows.jsonl", "--model", str(smollm2_dir), "--reorder", "x", cwd=folder)
