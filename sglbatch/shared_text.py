@@ -22,6 +22,7 @@ _SPACE_MARK: Final = "\u2581"
 _WORD: Final = re.compile(r"\s*\S+(?:[^\S ]\s*\S*)*|\s+")
 _WORD_WITH_MARK: Final = re.compile(r"[\s\u2581]*[^\s\u2581]+(?:(?:[^\S ]|\u2581)[\s\u2581]*[^\s\u2581]*)*|[\s\u2581]+")
 _LOOK_BACK_CHARS: Final = 64
+_MAX_LOOKS: Final = 500
 
 
 class Run(NamedTuple):
@@ -81,14 +82,16 @@ def is_blank(char: str) -> bool:
 
 
 def last_safe_cut(text: str, end: int) -> int:
-    """The last safe cut whose space stands before ``end``; 0 if there is none."""
-    cut = text.rfind(" ", 0, end)
-    while cut > 0 and is_blank(text[cut - 1]):
+    """The last safe cut whose space stands before ``end``; 0 if there is none, or none for a long way."""
+    for _ in range(_MAX_LOOKS):
+        cut = text.rfind(" ", 0, end)
+        if cut <= 0:
+            return 0
         begin = max(0, cut - _LOOK_BACK_CHARS)
-        cut = begin + len(text[begin:cut].rstrip())
-        if not (cut and text[cut] == " " and not is_blank(text[cut - 1])):
-            cut = text.rfind(" ", 0, cut)
-    return max(cut, 0)
+        end = begin + len(text[begin:cut].rstrip())  # of what stands before the white space
+        if end and text[end] == " " and not is_blank(text[end - 1]):
+            return end
+    return 0
 
 
 def common_len(a: str, b: str) -> int:
