@@ -3,8 +3,8 @@
     python benchmarks/structured.py instances --maskbench maskbench_dev.parquet [--sample N]
     python benchmarks/structured.py model --maskbench maskbench_dev.parquet [--rows N] [--schemas N]
 
-instances: valid instances are written as the constraint writes them and their tokens fed one by one; a forced run counts
-as no step. Properties stand in the schema's order, so only instances that have them so are counted.
+instances: valid instances are written as the constraint writes them and their tokens fed one by one; a forced run
+counts as no step. Properties stand in the schema's order, so only instances that have them so are counted.
 
 model: greedy answers of smollm2-135m under real schemas, with jump-forward and with the same tokens one a step, which
 must give the same ids.

@@ -33,8 +33,8 @@ UNMADE = -512
 class GrowingRows(Protocol):
     """Rows of an automaton that is made as it is walked, in the form of ``row_offsets`` with one more row.
 
-    The last row but one is ``UNMADE`` everywhere, and so are rows that are not made: a level is looked up as before, and
-    shows afterwards which rows it lacked.
+    The last row but one is ``UNMADE`` everywhere, and so are rows that are not made: a level is looked up as before,
+    and shows afterwards which rows it lacked.
     """
 
     @property
