@@ -103,7 +103,9 @@ def run_workload(engine: LocalEngine, tokenizer: Tokenizer, rows: list[dict[str,
         begin = time.perf_counter()
         for result in engine.step():
             results[result.request_id] = result
-        step_s.append(time.perf_counter() - begin)
+        launched = engine._in_flight[0] if engine._in_flight else None
+        size = (launched.num_tokens, len(launched.pieces)) if launched else (0, 0)
+        step_s.append((round(time.perf_counter() - begin, 4), *size))
     torch.cuda.synchronize() if torch.cuda.is_available() else None
     end = time.perf_counter()
     gc.enable()
@@ -128,6 +130,7 @@ def run_workload(engine: LocalEngine, tokenizer: Tokenizer, rows: list[dict[str,
         "out_tokens": out_tokens,
         "steps": after.steps - before.steps,
         "plan": plan,
+        "step_log": step_s,
     }
 
 
@@ -175,6 +178,9 @@ def main() -> None:
             profile(engine, tokenizer, rows, file.stem)
             continue
         result = run_workload(engine, tokenizer, rows)
+        log = result.pop("step_log")
+        if args.out:
+            args.out.with_name(f"steps-{file.stem}.json").write_text(json.dumps(log))
         floor = floor_s(engine, config, result.pop("plan"), rows, result["out_tokens"])
         line = {"workload": file.stem, "model": args.shape, "kv_tokens": engine.scheduler.config.num_slots}
         line |= {"floor_s": round(floor, 2), "load_s": round(load_s, 1), **result}

@@ -60,7 +60,7 @@ class StubRunner:
         ]
 
     def _forward(self, step: Step) -> None:
-        batch, offsets = flatten(step, with_positions=True)
+        batch, offsets = flatten(step, with_positions=True, share_prefill=self.num_tokens % 2 == 0)
         self.num_tokens += len(batch.input_ids)
         self.max_tokens_in_step = max(self.max_tokens_in_step, len(batch.input_ids))
         scratch = len(self.memory) - 1

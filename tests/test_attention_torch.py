@@ -32,7 +32,7 @@ def mixed_batch(seed: int) -> FlatBatch:
     while True:
         step = scheduler.schedule()
         scheduler.land(step)
-        batch, _ = flatten(step, with_positions=True)
+        batch, _ = flatten(step, with_positions=True, share_prefill=True)
         if batch.shared and batch.causal and len(batch.singles.rows):
             return batch
         for sequence in scheduler.running:

@@ -1,7 +1,7 @@
 """A step as flat arrays: what the model and its attention need. Pure numpy.
 
-The pieces of a step lie one after another in depth-first order. So the rows that have a tree node in their context
-are neighbours, and a node's keys and values are read once for all of them:
+The pieces of a step lie one after another, decoding rows first, both kinds in depth-first order. So the rows that have
+a tree node in their context are neighbours, and a node's keys and values are read once for all of them:
 
     flat tokens    | piece 0 | piece 1 | piece 2 |p3|p4|p5|
     node A         <---------------------------------------   one SharedWork
@@ -82,17 +82,19 @@ class FlatBatch:
     singles: SingleWork
 
 
-def flatten(step: Step, *, with_positions: bool) -> tuple[FlatBatch, dict[int, int]]:
+def flatten(step: Step, *, with_positions: bool, share_prefill: bool) -> tuple[FlatBatch, dict[int, int]]:
     """The step's arrays, and the flat index of each piece's first token by ``id(piece)``.
 
     Args:
         with_positions: some layer looks at positions (a sliding window); else works' positions may be left 0.
+        share_prefill: attend to shared nodes apart in prefill too. It saves copies where keys and values are
+            gathered; a kernel that reads them in place is quicker with one work for each row.
     """
     pieces = step.pieces
     lens = np.array([len(p.token_ids) for p in pieces], dtype=np.int64)
     ends = np.cumsum(lens)
     offsets = (ends - lens).tolist()
-    shared, own = _share_context(pieces, [*offsets, int(ends[-1])])
+    shared, own = _share_context(pieces, [*offsets, int(ends[-1])], share_prefill)
     starts = np.array([p.start for p in pieces], dtype=np.int64)
     input_ids, write_slots = np.empty((2, int(ends[-1])), dtype=np.int64)
     causal = []
@@ -143,7 +145,9 @@ class _Open:
     first_piece: int
 
 
-def _share_context(pieces: Seq[Piece], offsets: list[int]) -> tuple[list[SharedWork], list[OwnNodes]]:
+def _share_context(
+    pieces: Seq[Piece], offsets: list[int], share_prefill: bool
+) -> tuple[list[SharedWork], list[OwnNodes]]:
     """Sweeps over the pieces with the stack of nodes on the current path.
 
     Returns the shared works, and for each piece the (node, number of its tokens) that it attends to by itself.
@@ -165,6 +169,10 @@ def _share_context(pieces: Seq[Piece], offsets: list[int]) -> tuple[list[SharedW
     for i, piece in enumerate(pieces):
         leaf = piece.sequence.node
         assert leaf is not None
+        if not piece.tail_len and not share_prefill:
+            close(0, i)
+            own[i] = _context(piece)
+            continue
         if piece.tail_len and stack and leaf.parent is stack[-1].node.parent and leaf is not stack[-1].node:
             # a decoding row beside its sibling: only the last node differs
             close(len(stack) - 1, i)

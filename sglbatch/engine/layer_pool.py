@@ -36,6 +36,7 @@ class LayerPool:
         self.attention: Attention | None = None
         self.num_query_heads = 0
         self.has_window = False
+        self.has_sinks = False
         self.head_shapes: tuple[tuple[int, int], tuple[int, int]] | None = None
         """(K, D) of keys and of values, seen by the probe."""
 

@@ -29,6 +29,7 @@ from sglbatch.engine.transfer import to_device
 if TYPE_CHECKING:
     from sglbatch.engine.attention.triton import TritonAttention
     from sglbatch.engine.fused.body import FusedBody
+    from sglbatch.engine.fused.graphs import DecodeGraphs
 
 ATTENTION_NAME = "sglbatch"
 CHECK_TOKENS = 64
@@ -59,6 +60,7 @@ def attention_hook(
         pool.head_shapes = (tuple(k_TKD.shape[1:]), tuple(v_TKD.shape[1:]))  # type: ignore[assignment]
         pool.num_query_heads = query.shape[1]
         pool.has_window = sliding_window is not None
+        pool.has_sinks = s_aux is not None
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1]), None
     kind = AttentionKind(
         scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
@@ -114,6 +116,7 @@ class ModelRunner:
         setattr(model, self._body_name, self.body)
         self._kernels = kernels
         self._fused: FusedBody | None = None
+        self._graphs: DecodeGraphs | None = None
 
     def probe(self) -> list[int]:
         """Runs two tokens to learn each layer's head shapes; returns the layers that called our attention."""
@@ -167,6 +170,11 @@ class ModelRunner:
         limit = MAX_FUSED_ERROR[self.dtype]
         assert worst < limit, f"a fused layer differs from the model's own by {worst:.1e}"
         self._fused = fused
+        if self.device.type == "cuda":
+            from sglbatch.engine.fused.graphs import DecodeGraphs
+
+            scratch = len(next(iter(self._pools.values())).k_NKD) - 1
+            self._graphs = DecodeGraphs(fused, group=self._group, device=self.device, scratch_slot=scratch)
 
     def run(self, step: Step, samplings: Sequence[Sampling | None]) -> list[Output]:
         """``launch`` and wait."""
@@ -204,7 +212,7 @@ class ModelRunner:
         states = [row.stored[0][row.stored[1]] for row in old]
         if not step.pieces:
             return torch.stack(states), old
-        batch, offsets = flatten(step, with_positions=self._has_windows)
+        batch, offsets = flatten(step, with_positions=self._has_windows, share_prefill=self._kernels == "torch")
         new_RH = self._forward(batch, [offsets[id(row.piece)] + row.offset for row in new])
         kept_RH = new_RH[: len(step.new_states)].clone()
         for i, row in enumerate(new):
@@ -215,6 +223,10 @@ class ModelRunner:
         """Final hidden states [R, H] of some flat rows; the batch's keys and values go into the pool."""
         if self._kernels == "torch":
             return self._run_body(batch, TorchAttention(batch, self.device))[rows]
+        states_TH = self._graphs.run(batch) if self._graphs is not None else None
+        if states_TH is not None:
+            everything = rows == list(range(len(batch.input_ids)))
+            return states_TH if everything else states_TH[to_device(rows, self.device)]
         attention = self._triton_attention(batch, rows)
         if self._fused is not None:
             return self._fused(attention.input_ids_T, attention.positions_T, attention, attention.rows_R)
@@ -223,7 +235,7 @@ class ModelRunner:
     def _triton_attention(self, batch: FlatBatch, rows: list[int]) -> TritonAttention:
         from sglbatch.engine.attention.triton import TritonAttention
 
-        return TritonAttention(batch, self.device, group=self._group, rows=rows)
+        return TritonAttention.of(batch, self.device, group=self._group, rows=rows, merge_all=self._has_sinks)
 
     def _run_body(self, batch: FlatBatch, attention: Attention) -> torch.Tensor:
         for pool in self._pools.values():
@@ -235,6 +247,10 @@ class ModelRunner:
         )
         hidden_TH: torch.Tensor = output.last_hidden_state[0]
         return hidden_TH
+
+    @cached_property
+    def _has_sinks(self) -> bool:
+        return any(pool.has_sinks for pool in self._pools.values())
 
     @cached_property
     def _has_windows(self) -> bool:

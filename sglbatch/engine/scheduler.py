@@ -121,7 +121,6 @@ class Scheduler:
                 break
             if not sequence.in_flight and sequence.node is not None and self._grow(sequence):
                 self._decode(sequence, step)
-        num_decoding = len(step.pieces)
         budget = self.config.max_batch_tokens - step.num_tokens
         if self.cut is not None:
             sequence, self.cut = self.cut, None
@@ -133,8 +132,6 @@ class Scheduler:
             heapq.heappop(self._queue_of(waiting))
             budget = self._prefill(waiting, budget, step)
         self._pin_next_planned()
-        if len(step.pieces) > num_decoding:  # decoding rows alone are in order
-            step.pieces.sort(key=lambda piece: piece.sequence.priority)
         for action in step.actions:
             action.sequence.in_flight = True
         self.num_in_flight += len(step.actions)

@@ -174,7 +174,7 @@ class Action:
 
 
 class Step:
-    """One forward pass: ragged pieces in depth-first order and the actions on their states."""
+    """One forward pass: ragged pieces, decoding rows first, and the actions on their states."""
 
     __slots__ = ("actions", "new_states", "pieces")
 

@@ -2,7 +2,8 @@
 
 A *tile* is up to BLOCK_M (row, query head of one key/value head's group) pairs of one work, over all of the work's
 slots: flash attention (Dao et al. 2022) with the keys and values gathered by slot. It writes a *part* for each of its
-rows: a normalised output and the base-2 log-sum-exp of its scores. ``merge_parts`` puts a row's parts together.
+rows: a normalised output and the base-2 log-sum-exp of its scores. The first T parts are the output rows themselves;
+where a row has several parts, ``merge_parts_kernel`` puts them together there.
 
 Shape suffixes: T flat tokens, Q query heads, K key/value heads, G = Q / K, D head size of keys, E of values, N slots,
 P parts, W works, S listed slots of all works.
@@ -107,21 +108,22 @@ def attend_tiles(
 
 
 @triton.jit
-def merge_parts(
+def merge_parts_kernel(
     parts_PQE,
     lse_PQ,
-    row_first,
-    row_parts,
+    merge_rows,
+    merge_first,
+    merge_parts,
     sinks_Q,
-    out_TQE,
     Q: tl.constexpr,
     E: tl.constexpr,
     Q_BLOCK: tl.constexpr,
     E_PAD: tl.constexpr,
     HAS_SINKS: tl.constexpr,
 ):
-    """One row's parts row_parts[row_first[t] : row_first[t + 1]], Q_BLOCK query heads: grid (T, ceil(Q / Q_BLOCK))."""
-    row = tl.program_id(0)
+    """Merges one row's parts into its output, Q_BLOCK query heads: grid (rows to merge, ceil(Q / Q_BLOCK))."""
+    place = tl.program_id(0)
+    row = tl.load(merge_rows + place)
     q = tl.program_id(1) * Q_BLOCK + tl.arange(0, Q_BLOCK)
     e = tl.arange(0, E_PAD)
     is_q = q < Q
@@ -129,8 +131,8 @@ def merge_parts(
     top = tl.full([Q_BLOCK], float("-inf"), tl.float32)
     total = tl.zeros([Q_BLOCK], tl.float32)
     acc = tl.zeros([Q_BLOCK, E_PAD], tl.float32)
-    for i in range(tl.load(row_first + row), tl.load(row_first + row + 1)):
-        at = tl.load(row_parts + i).to(tl.int64) * Q + q
+    for i in range(tl.load(merge_first + place), tl.load(merge_first + place + 1)):
+        at = tl.load(merge_parts + i).to(tl.int64) * Q + q
         lse = tl.load(lse_PQ + at, mask=is_q, other=float("-inf"))
         out = tl.load(parts_PQE + at[:, None] * E + e[None, :], mask=both, other=0.0).to(tl.float32)
         new_top = tl.maximum(top, lse)
@@ -143,4 +145,4 @@ def merge_parts(
         base = tl.where(top == float("-inf"), 0.0, top)
         total += tl.exp2(tl.load(sinks_Q + q, mask=is_q, other=0.0).to(tl.float32) * LOG2E - base)
     out = acc / tl.where(total > 0.0, total, 1.0)[:, None]
-    tl.store(out_TQE + (row.to(tl.int64) * Q + q)[:, None] * E + e[None, :], out, mask=both)
+    tl.store(parts_PQE + (row.to(tl.int64) * Q + q)[:, None] * E + e[None, :], out, mask=both)

@@ -5,48 +5,60 @@ Shape suffixes as in ``kernels``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from typing import Final
 
 import numpy as np
 import torch
 import triton
 
-from sglbatch.engine.attention.kernels import attend_tiles, merge_parts
+from sglbatch.engine.attention.kernels import attend_tiles, merge_parts_kernel
 from sglbatch.engine.attention.torch import AttentionKind
-from sglbatch.engine.attention.worklist import WorkList, make_work_list
+from sglbatch.engine.attention.worklist import Ints32, WorkList, make_work_list
 from sglbatch.engine.batch import FlatBatch
 from sglbatch.engine.transfer import upload
 
-WIDE_PAIRS = 128
-WIDE_LAUNCH = {"BLOCK_N": 64, "num_warps": 8, "num_stages": 3}
-NARROW_LAUNCH = {"BLOCK_N": 64, "num_warps": 4, "num_stages": 3}
+WORK_ARRAYS: Final = tuple(f.name for f in fields(WorkList) if f.name != "num_parts")
+
+# Measured on an H200 with 32 / 8 heads of 128: see benchmarks/results.
+WIDE_PAIRS: Final = 64
+WIDE_LAUNCH: Final = {"BLOCK_N": 32, "num_warps": 4, "num_stages": 4}
+NARROW_LAUNCH: Final = {"BLOCK_N": 32, "num_warps": 2, "num_stages": 4}
 
 
 class TritonAttention:
     """The attention of one flat batch on a GPU (or under Triton's interpreter); made once a step.
 
     Args:
+        ints: int32 tensors named as in ``batch_arrays``.
+        num_parts: rows of the parts' buffer.
         group: query heads for each key/value head.
-        rows: flat rows whose final states are needed.
     """
 
-    def __init__(self, batch: FlatBatch, device: torch.device, *, group: int, rows: Sequence[int] = ()) -> None:
+    def __init__(self, ints: Mapping[str, torch.Tensor], *, num_parts: int, group: int) -> None:
+        self._ints = ints
         self._group = group
-        works = make_work_list(batch, group=group, wide_pairs=WIDE_PAIRS, narrow_pairs=narrow_pairs(group))
-        self._num_parts = works.num_parts
-        self._num_rows = len(batch.input_ids)
-        arrays = {f.name: getattr(works, f.name) for f in fields(WorkList) if f.name != "num_parts"}
-        arrays["input_ids"] = batch.input_ids.astype(np.int32)
-        arrays["write_slots"] = batch.write_slots.astype(np.int32)
-        arrays["rows"] = np.array(rows, dtype=np.int32)
-        self._ints = upload(arrays, device)
-        self.rows_R = self._ints["rows"]
-        self.input_ids_T = self._ints["input_ids"]
-        self.positions_T = self._ints["positions"]
-        self.write_slots_T = self._ints["write_slots"]
-        self._parts: torch.Tensor | None = None
+        self._num_parts = num_parts
+        self.input_ids_T = ints["input_ids"]
+        self.positions_T = ints["positions"]
+        self.write_slots_T = ints["write_slots"]
+        self.rows_R = ints["rows"]
         self._lse: torch.Tensor | None = None
+
+    @staticmethod
+    def of(
+        batch: FlatBatch, device: torch.device, *, group: int, rows: Sequence[int] = (), merge_all: bool = False
+    ) -> TritonAttention:
+        """Uploads what the kernels need to know of a batch.
+
+        Args:
+            rows: flat rows whose final states are needed.
+            merge_all: some layer has attention sinks.
+        """
+        works = list_works(batch, group=group, merge_all=merge_all)
+        ints = upload(batch_arrays(batch, works, rows), device)
+        return TritonAttention(ints, num_parts=works.num_parts, group=group)
 
     def write(self, k_NKD: torch.Tensor, v_NKD: torch.Tensor, k_TKD: torch.Tensor, v_TKD: torch.Tensor) -> None:
         """Puts the batch's keys and values of one layer into the pool, before that layer's attention reads them."""
@@ -63,20 +75,26 @@ class TritonAttention:
     ) -> torch.Tensor:
         """Attention output [T, Q, E] in q's dtype. ``q_TQD`` may have a row stride larger than Q * D."""
         T, Q, E = q_TQD.shape[0], q_TQD.shape[1], v_NKD.shape[2]
-        if self._parts is None or self._lse is None or self._parts.shape[1:] != (Q, E):
-            self._parts = q_TQD.new_empty(self._num_parts, Q, E)
+        parts_PQE = q_TQD.new_empty(self._num_parts, Q, E)
+        if self._lse is None or self._lse.shape[1] != Q:
             self._lse = torch.empty(self._num_parts, Q, dtype=torch.float32, device=q_TQD.device)
-        self._attend_tiles(q_TQD, k_NKD, v_NKD, kind, wide=True)
-        self._attend_tiles(q_TQD, k_NKD, v_NKD, kind, wide=False)
-        out_TQE = q_TQD.new_empty(T, Q, E)
+        self._attend_tiles(q_TQD, k_NKD, v_NKD, kind, parts_PQE, wide=True)
+        self._attend_tiles(q_TQD, k_NKD, v_NKD, kind, parts_PQE, wide=False)
+        self._merge(parts_PQE, sinks_Q)
+        return parts_PQE[:T]
+
+    def _merge(self, parts_PQE: torch.Tensor, sinks_Q: torch.Tensor | None) -> None:
+        num_rows, (_, Q, E) = len(self._ints["merge_rows"]), parts_PQE.shape
+        if not num_rows:
+            return
         q_block = min(8, triton.next_power_of_2(Q))
-        merge_parts[(T, triton.cdiv(Q, q_block))](
-            self._parts,
+        merge_parts_kernel[(num_rows, triton.cdiv(Q, q_block))](
+            parts_PQE,
             self._lse,
-            self._ints["row_first"],
-            self._ints["row_parts"],
+            self._ints["merge_rows"],
+            self._ints["merge_first"],
+            self._ints["merge_parts"],
             self._lse if sinks_Q is None else sinks_Q,
-            out_TQE,
             Q=Q,
             E=E,
             Q_BLOCK=q_block,
@@ -84,22 +102,27 @@ class TritonAttention:
             HAS_SINKS=sinks_Q is not None,
             num_warps=4,
         )
-        return out_TQE
 
     def _attend_tiles(
-        self, q_TQD: torch.Tensor, k_NKD: torch.Tensor, v_NKD: torch.Tensor, kind: AttentionKind, *, wide: bool
+        self,
+        q_TQD: torch.Tensor,
+        k_NKD: torch.Tensor,
+        v_NKD: torch.Tensor,
+        kind: AttentionKind,
+        parts_PQE: torch.Tensor,
+        *,
+        wide: bool,
     ) -> None:
         height = "wide" if wide else "narrow"
-        tiles = self._ints[f"{height}_work"]
+        ints, tiles = self._ints, self._ints[f"{height}_work"]
         if not len(tiles):
             return
         K, D, E = k_NKD.shape[1], k_NKD.shape[2], v_NKD.shape[2]
-        ints = self._ints
         attend_tiles[(len(tiles), K)](
             q_TQD,
             k_NKD,
             v_NKD,
-            self._parts,
+            parts_PQE,
             self._lse,
             tiles,
             ints[f"{height}_index"],
@@ -122,7 +145,7 @@ class TritonAttention:
             E=E,
             D_PAD=max(16, triton.next_power_of_2(D)),
             E_PAD=max(16, triton.next_power_of_2(E)),
-            BLOCK_M=WIDE_PAIRS if wide else narrow_pairs(self._group),
+            BLOCK_M=max(WIDE_PAIRS, narrow_pairs(self._group)) if wide else narrow_pairs(self._group),
             HAS_SOFTCAP=kind.softcap is not None,
             HAS_WINDOW=kind.window is not None,
             **(WIDE_LAUNCH if wide else NARROW_LAUNCH),
@@ -132,3 +155,20 @@ class TritonAttention:
 def narrow_pairs(group: int) -> int:
     """Height of the tiles of works with few rows: a whole number of rows, and enough for a matrix product."""
     return max(16, int(triton.next_power_of_2(group)))
+
+
+def list_works(batch: FlatBatch, *, group: int, merge_all: bool = False) -> WorkList:
+    """The work list with this module's tile heights."""
+    narrow = narrow_pairs(group)
+    return make_work_list(
+        batch, group=group, wide_pairs=max(WIDE_PAIRS, narrow), narrow_pairs=narrow, merge_all=merge_all
+    )
+
+
+def batch_arrays(batch: FlatBatch, works: WorkList, rows: Sequence[int]) -> dict[str, Ints32]:
+    """All that a step's kernels read, by name."""
+    return {name: getattr(works, name) for name in WORK_ARRAYS} | {
+        "input_ids": batch.input_ids.astype(np.int32),
+        "write_slots": batch.write_slots.astype(np.int32),
+        "rows": np.array(rows, dtype=np.int32),
+    }

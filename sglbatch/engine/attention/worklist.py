@@ -1,7 +1,8 @@
 """A flat batch's attention as a list of works for the kernels. Pure numpy.
 
 Works are (rows x slots) rectangles or causal trapezoids. Wide ones (many rows) and narrow ones (few rows) are cut into
-tiles of different heights. Every row of a work gives one part; ``row_parts`` lists each row's parts.
+tiles of different heights. Every row of a work gives one *part*, a row of the parts' buffer. Its first T rows are the
+output itself: a work whose rows have no other part writes there; the others' parts follow and are merged.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy.typing as npt
 
 from sglbatch.engine.batch import FlatBatch
 
+Ints = npt.NDArray[np.int64]
 Ints32 = npt.NDArray[np.int32]
 
 LONG_CONTEXT = 1024
@@ -21,12 +23,14 @@ LONG_CONTEXT = 1024
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkList:
-    """int32 arrays; W works, P parts, S slots, T rows, tiles of two heights.
+    """int32 arrays; W works, S slots, T rows, M rows to merge, tiles of two heights.
 
     row, num_rows, slot, num_slots, causal, part: [W], see ``kernels.attend_tiles``.
     wide_work, wide_index, narrow_work, narrow_index: the tiles, as work and place within it.
-    row_first: [T + 1]; row_parts: [P].
+    merge_rows: [M]; merge_first: [M + 1]; merge_parts: the parts of the i-th row to merge are
+        merge_parts[merge_first[i] : merge_first[i + 1]].
     slots, kv_positions: [S]; positions: [T].
+    num_parts: rows of the parts' buffer.
     """
 
     row: Ints32
@@ -39,54 +43,77 @@ class WorkList:
     wide_index: Ints32
     narrow_work: Ints32
     narrow_index: Ints32
-    row_first: Ints32
-    row_parts: Ints32
+    merge_rows: Ints32
+    merge_first: Ints32
+    merge_parts: Ints32
     slots: Ints32
     kv_positions: Ints32
     positions: Ints32
     num_parts: int
 
 
-def make_work_list(batch: FlatBatch, *, group: int, wide_pairs: int, narrow_pairs: int) -> WorkList:
+def make_work_list(
+    batch: FlatBatch, *, group: int, wide_pairs: int, narrow_pairs: int, merge_all: bool = False
+) -> WorkList:
     """Lists the works of a batch.
 
     Args:
         group: query heads for each key/value head.
         wide_pairs, narrow_pairs: (row, query head) pairs of a tile.
+        merge_all: every row goes through the merge, which adds attention sinks.
     """
     row, num_rows, slot, num_slots, causal, slots, positions = _works(batch, narrow_pairs // group)
-    part = np.concatenate([[0], np.cumsum(num_rows)])
     pairs = num_rows * group
     is_wide = pairs > narrow_pairs
     wide_work, wide_index = _tiles(np.nonzero(is_wide)[0], pairs, wide_pairs)
     narrow_work, narrow_index = _tiles(np.nonzero(~is_wide)[0], pairs, narrow_pairs)
-    row_of_part = np.repeat(row - part[:-1], num_rows) + np.arange(part[-1])
-    counts = np.bincount(row_of_part, minlength=len(batch.input_ids))
+    part, merge_rows, merge_first, merge_parts, num_parts = _parts(row, num_rows, len(batch.input_ids), merge_all)
     return WorkList(
         row=_int32(row),
         num_rows=_int32(num_rows),
         slot=_int32(slot),
         num_slots=_int32(num_slots),
         causal=_int32(causal),
-        part=_int32(part[:-1]),
+        part=_int32(part),
         wide_work=wide_work,
         wide_index=wide_index,
         narrow_work=narrow_work,
         narrow_index=narrow_index,
-        row_first=_int32(np.concatenate([[0], np.cumsum(counts)])),
-        row_parts=_int32(np.argsort(row_of_part, kind="stable")),
+        merge_rows=_int32(merge_rows),
+        merge_first=_int32(merge_first),
+        merge_parts=_int32(merge_parts),
         slots=_int32(slots),
         kv_positions=_int32(positions),
         positions=_int32(batch.positions),
-        num_parts=int(part[-1]),
+        num_parts=num_parts,
     )
 
 
-def _int32(array: npt.NDArray[np.int64]) -> Ints32:
+def _int32(array: Ints) -> Ints32:
     return array.astype(np.int32)
 
 
-def _works(batch: FlatBatch, few_rows: int) -> tuple[npt.NDArray[np.int64], ...]:
+def _parts(row: Ints, num_rows: Ints, total_rows: int, merge_all: bool) -> tuple[Ints, Ints, Ints, Ints, int]:
+    """Each work's first part, the rows to merge with their parts, and how many parts there are."""
+    counts = np.zeros(total_rows + 1, dtype=np.int64)
+    np.add.at(counts, row, 1)
+    np.subtract.at(counts, row + num_rows, 1)
+    counts = np.cumsum(counts)[:-1]  # parts of each row
+    needs_merge = (counts > 1) | merge_all
+    num_merged_before = np.concatenate([[0], np.cumsum(needs_merge)])
+    is_final = num_merged_before[row + num_rows] == num_merged_before[row]
+    lens = np.where(is_final, 0, num_rows)
+    starts = total_rows + np.cumsum(lens) - lens
+    work = np.nonzero(~is_final)[0]
+    rows_of_parts = np.repeat(row[work] - starts[work], num_rows[work]) + np.arange(lens.sum()) + total_rows
+    order = np.argsort(rows_of_parts, kind="stable")
+    merge_rows = np.nonzero(np.bincount(rows_of_parts, minlength=total_rows))[0]
+    merge_counts = np.bincount(rows_of_parts, minlength=total_rows)[merge_rows]
+    merge_first = np.concatenate([[0], np.cumsum(merge_counts)])
+    return np.where(is_final, row, starts), merge_rows, merge_first, order + total_rows, total_rows + int(lens.sum())
+
+
+def _works(batch: FlatBatch, few_rows: int) -> tuple[Ints, ...]:
     """row, num_rows, slot, num_slots, causal of each work, and the slots and positions they refer to."""
     rows: list[tuple[int, int, int, int, int]] = []
     slots, positions, at = [], [], 0
@@ -107,19 +134,14 @@ def _works(batch: FlatBatch, few_rows: int) -> tuple[npt.NDArray[np.int64], ...]
     single = batch.singles
     ones, starts = np.ones_like(single.rows), at + np.cumsum(single.lens) - single.lens
     singles = np.stack([single.rows, ones, starts, single.lens, np.zeros_like(single.rows)])
-    row, num_rows_W, slot, num_slots_W, causal_W = np.concatenate([table, singles], axis=1)
     return (
-        row,
-        num_rows_W,
-        slot,
-        num_slots_W,
-        causal_W,
+        *np.concatenate([table, singles], axis=1),
         np.concatenate([*slots, single.slots]),
         np.concatenate([*positions, single.positions]),
     )
 
 
-def _tiles(works: npt.NDArray[np.int64], pairs: npt.NDArray[np.int64], height: int) -> tuple[Ints32, Ints32]:
+def _tiles(works: Ints, pairs: Ints, height: int) -> tuple[Ints32, Ints32]:
     """The tiles of the given works: (work, place within the work) each."""
     num_tiles = -(-pairs[works] // height)
     work = np.repeat(works, num_tiles)

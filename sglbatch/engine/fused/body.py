@@ -132,16 +132,20 @@ class FusedBody:
         self._layers = [FusedLayer(layer, pools[i]) for i, layer in enumerate(body.layers)]
 
     def __call__(
-        self, input_ids_T: torch.Tensor, positions_T: torch.Tensor, attention: TritonAttention, rows_R: torch.Tensor
+        self,
+        input_ids_T: torch.Tensor,
+        positions_T: torch.Tensor,
+        attention: TritonAttention,
+        rows_R: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Final hidden states [R, H] of the given rows; the last layer's MLP is computed for them only."""
+        """Final hidden states [R, H] of some rows (None: of all); the last layer's MLP is computed for them only."""
         hidden_TH: torch.Tensor = self._embed(input_ids_T)
         rope = self._rope(hidden_TH, positions_T)
         residual: torch.Tensor | None = None
         for i, layer in enumerate(self._layers):
             normed, residual = add_rms_norm(hidden_TH, residual, layer.input_norm)
             attended = layer.attend(normed, rope, attention)
-            if i == len(self._layers) - 1:
+            if rows_R is not None and i == len(self._layers) - 1:
                 attended, residual = attended[rows_R], residual[rows_R]
             normed, residual = add_rms_norm(layer.out(attended), residual, layer.post_norm)
             hidden_TH = layer.mlp(normed)

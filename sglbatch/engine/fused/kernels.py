@@ -66,13 +66,12 @@ def rope_and_write_kernel(
     first = tl.load(base + head * D + d, mask=mask, other=0.0)
     second = tl.load(base + head * D + D // 2 + d, mask=mask, other=0.0)
     is_d = d < D // 2
-    cos_1 = tl.load(cos_TD + row * D + d, mask=is_d, other=0.0).to(tl.float32)
-    sin_1 = tl.load(sin_TD + row * D + d, mask=is_d, other=0.0).to(tl.float32)
-    cos_2 = tl.load(cos_TD + row * D + D // 2 + d, mask=is_d, other=0.0).to(tl.float32)
-    sin_2 = tl.load(sin_TD + row * D + D // 2 + d, mask=is_d, other=0.0).to(tl.float32)
-    wide_1, wide_2 = first.to(tl.float32), second.to(tl.float32)
-    new_1 = (wide_1 * cos_1 - wide_2 * sin_1).to(first.dtype)
-    new_2 = (wide_2 * cos_2 + wide_1 * sin_2).to(first.dtype)
+    cos_1 = tl.load(cos_TD + row * D + d, mask=is_d, other=0.0)
+    sin_1 = tl.load(sin_TD + row * D + d, mask=is_d, other=0.0)
+    cos_2 = tl.load(cos_TD + row * D + D // 2 + d, mask=is_d, other=0.0)
+    sin_2 = tl.load(sin_TD + row * D + D // 2 + d, mask=is_d, other=0.0)
+    new_1 = first * cos_1 - second * sin_1
+    new_2 = second * cos_2 + first * sin_2
     is_q = mask & (head < Q)
     tl.store(base + head * D + d, new_1, mask=is_q)
     tl.store(base + head * D + D // 2 + d, new_2, mask=is_q)

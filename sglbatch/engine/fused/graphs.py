@@ -1,0 +1,155 @@
+"""Captured forward passes of decoding rows.
+
+A step of decoding rows is a few hundred kernel launches, which take the CPU longer than small steps take the GPU. A
+CUDA graph replays them with one call. All that changes from step to step lies in integer buffers of fixed size, so one
+graph serves every step of its *bucket* (rows, rounded up): missing rows, works and tiles are padded with empty ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from sglbatch.engine.attention.triton import TritonAttention, batch_arrays, list_works
+from sglbatch.engine.attention.worklist import Ints32
+from sglbatch.engine.batch import FlatBatch
+from sglbatch.engine.fused.body import FusedBody
+from sglbatch.engine.transfer import ALIGN, to_device
+
+MAX_ROWS = 2048
+ROW_STEP = 128
+MAX_SHARED = 63
+"""Shared works of a step that fits a graph."""
+SLOTS_FOR_ROW = 2048
+"""Listed slots for which a graph has room, for each of its rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Sizes of a graph's buffers.
+
+    The last work is empty and padding tiles belong to it; padding rows are merged into the last, unused part. Parts
+    that are merged may lie among the padding rows' outputs, which nobody reads.
+    """
+
+    num_rows: int
+    group: int
+
+    @property
+    def lens(self) -> dict[str, int]:
+        """Length of each array, in the order of the buffer; ``slots`` is last, since only its used part is copied."""
+        rows, works = self.num_rows, self.num_rows + MAX_SHARED + 1
+        wide = rows * self.group // 32 + 32
+        narrow = rows + 256
+        return {
+            "input_ids": rows,
+            "positions": rows,
+            "write_slots": rows,
+            "rows": rows,
+            "row": works,
+            "num_rows": works,
+            "slot": works,
+            "num_slots": works,
+            "causal": works,
+            "part": works,
+            "wide_work": wide,
+            "wide_index": wide,
+            "narrow_work": narrow,
+            "narrow_index": narrow,
+            "merge_rows": rows,
+            "merge_first": rows + 1,
+            "merge_parts": self.num_parts,
+            "slots": rows * SLOTS_FOR_ROW,
+        }
+
+    @property
+    def num_parts(self) -> int:
+        return 4 * self.num_rows + 1
+
+    def fill(self, arrays: dict[str, Ints32], num_parts: int, scratch_slot: int) -> Ints32 | None:
+        """The buffer's contents up to the last used slot, or None where the step does not fit."""
+        lens = self.lens
+        if num_parts >= self.num_parts or any(len(arrays[name]) > n for name, n in lens.items()):
+            return None
+        if len(arrays["row"]) >= lens["row"]:
+            return None
+        padding = {
+            "write_slots": scratch_slot,
+            "wide_work": lens["row"] - 1,
+            "narrow_work": lens["row"] - 1,
+            "merge_rows": self.num_parts - 1,
+            "merge_first": int(arrays["merge_first"][-1]),
+        }
+        offsets = self.offsets
+        used = offsets["slots"] + len(arrays["slots"])
+        buffer = np.zeros(used, dtype=np.int32)
+        for name, start in offsets.items():
+            array = arrays[name]
+            buffer[start : start + len(array)] = array
+            if name in padding:
+                buffer[start + len(array) : start + lens[name]] = padding[name]
+        return buffer
+
+    @property
+    def offsets(self) -> dict[str, int]:
+        """Where each array begins in the buffer."""
+        offsets, end = {}, 0
+        for name, n in self.lens.items():
+            offsets[name] = end
+            end += -(-n // ALIGN) * ALIGN
+        return offsets
+
+
+class Captured:
+    """One bucket's graph with its buffers."""
+
+    def __init__(self, bucket: Bucket, body: FusedBody, *, device: torch.device, scratch_slot: int, pool: Any) -> None:
+        self.bucket = bucket
+        lens, offsets = bucket.lens, bucket.offsets
+        self.buffer = torch.zeros(offsets["slots"] + lens["slots"], dtype=torch.int32, device=device)
+        ints = {name: self.buffer[start : start + lens[name]] for name, start in offsets.items()}
+        ints["kv_positions"] = ints["slots"]
+        ints["write_slots"].fill_(scratch_slot)
+        ints["wide_work"].fill_(lens["row"] - 1)
+        ints["narrow_work"].fill_(lens["row"] - 1)
+        ints["merge_rows"].fill_(bucket.num_parts - 1)
+        self.attention = attention = TritonAttention(ints, num_parts=bucket.num_parts, group=bucket.group)
+        body(attention.input_ids_T, attention.positions_T, attention, None)  # compiles the kernels
+        torch.cuda.synchronize()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, pool=pool):
+            self.states_RH = body(attention.input_ids_T, attention.positions_T, attention, None)
+
+
+class DecodeGraphs:
+    """Graphs by bucket, captured when first needed."""
+
+    def __init__(self, body: FusedBody, *, group: int, device: torch.device, scratch_slot: int) -> None:
+        self._body = body
+        self._group = group
+        self._device = device
+        self._scratch_slot = scratch_slot
+        self._pool = torch.cuda.graph_pool_handle()
+        self._captured: dict[int, Captured] = {}
+
+    def run(self, batch: FlatBatch) -> torch.Tensor | None:
+        """Final hidden states [T, H], valid until the next run; None where the batch does not fit a graph."""
+        num_rows = len(batch.input_ids)
+        if batch.causal or num_rows > MAX_ROWS:
+            return None
+        bucket = Bucket(-(-num_rows // ROW_STEP) * ROW_STEP, self._group)
+        works = list_works(batch, group=self._group)
+        contents = bucket.fill(batch_arrays(batch, works, range(num_rows)), works.num_parts, self._scratch_slot)
+        if contents is None:
+            return None
+        captured = self._captured.get(bucket.num_rows)
+        if captured is None:
+            captured = self._captured[bucket.num_rows] = Captured(
+                bucket, self._body, device=self._device, scratch_slot=self._scratch_slot, pool=self._pool
+            )
+        captured.buffer[: len(contents)].copy_(to_device(contents, self._device))
+        captured.graph.replay()
+        return captured.states_RH[:num_rows]
