@@ -1,4 +1,7 @@
-"""Runs one scripted job as a process of its own, for tests that kill it: FOLDER MODEL REQUESTS_A_SECOND."""
+"""Runs one scripted job as a process of its own, for tests that kill it: FOLDER MODEL.
+
+Prints a line at every request.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,13 @@ from tests.job_world import World
 
 
 def main() -> int:
-    folder, model, rate = Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])
-    world = World(folder=folder, model=model, batch=3)
-    world.on_request = lambda _: time.sleep(1 / rate)
-    print("ready", flush=True)
+    world = World(folder=Path(sys.argv[1]), model=Path(sys.argv[2]), batch=3)
+
+    def on_request(number: int) -> None:
+        print(number, flush=True)
+        time.sleep(0.02)
+
+    world.on_request = on_request
     return world.run().exit_code
 
 

@@ -77,11 +77,13 @@ def test_renewing_extends_the_lease_and_notices_a_takeover(tmp_path: Path) -> No
     before = read_holder(path)
     time.sleep(0.01)
     lock.renew()
+    assert read_holder(path) == before, "it is young"
+    lock.renew(min_age_s=0)
     after = read_holder(path)
     assert before is not None and after is not None and after.renewed > before.renewed
     write(path, holder(host="elsewhere"))
     with pytest.raises(SglbatchError) as caught:
-        lock.renew()
+        lock.renew(min_age_s=0)
     assert caught.value.code == "job-lock-lost" and "elsewhere" in caught.value.message
     lock.release()
 

@@ -19,6 +19,7 @@ from typing import Final
 from sglbatch.errors import SglbatchError
 
 LEASE_S: Final = 60.0
+RENEW_S: Final = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +71,7 @@ def _parse(content: bytes) -> Holder | None:
 
 
 class JobLock:
-    """Held from ``acquire`` to ``release``; ``renew`` every few seconds keeps the lease."""
+    """Held from ``acquire`` to ``release``; ``renew`` every second or so keeps the lease."""
 
     def __init__(self, path: Path, fd: int, holder: Holder) -> None:
         self._path = path
@@ -109,14 +110,14 @@ class JobLock:
             raise
         return lock
 
-    def renew(self) -> None:
-        """Extends the lease.
+    def renew(self, *, min_age_s: float = RENEW_S) -> None:
+        """Extends the lease, unless that was done less than ``min_age_s`` ago.
 
         Raises:
             SglbatchError: ``job-lock-lost`` when another process has taken the job over.
         """
         with self._mutex:
-            if self._fd < 0:
+            if self._fd < 0 or time.time() < self._holder.renewed + min_age_s:
                 return
             self._check_ours()
             self._holder = Holder(**{**asdict(self._holder), "renewed": time.time()})

@@ -21,7 +21,7 @@ class Progress:
     """One at a time: ``stage`` opens one, ``advance`` moves it. Also keeps the seconds of every stage.
 
     Args:
-        stream: where to write; a bar is drawn only when it is a terminal.
+        stream: where to write; a bar is drawn only on a terminal, for a stage with a known total.
         line_every_s: seconds between lines where there is no terminal.
     """
 
@@ -41,7 +41,7 @@ class Progress:
         """A stage. ``name`` is the report's key in ``seconds`` (stages may share one), ``label`` is shown."""
         self._stage, self._total, self._done, self._unit = label, total, 0, unit
         start = self._last_line = time.monotonic()
-        if self._stream.isatty():
+        if total is not None and self._stream.isatty():
             self._bar = tqdm(desc=label, total=total, unit=unit, file=self._stream, dynamic_ncols=True, leave=False)
         else:
             self._write(f"{label} ...")

@@ -76,8 +76,8 @@ def export_rows(paths: JobPaths, target: Path) -> WriteReport:
     """Writes the rows finished so far to ``target``.
 
     Raises:
-        SglbatchError: ``nothing-finished``; ``target-is-output``; ``cannot-write``; ``data-changed`` when kept columns
-            are wanted and the input is no longer what it was.
+        SglbatchError: ``nothing-finished``; ``target-is-output``; ``cannot-write``; where kept columns are wanted
+            also ``stdin-gone`` and ``data-changed`` (the input is no longer what it was).
     """
     check_writable(target)
     if target.resolve() == paths.output.resolve():
@@ -91,6 +91,13 @@ def export_rows(paths: JobPaths, target: Path) -> WriteReport:
     config = manifest.config
     if not config.keep:
         return write_rows(target, store, inputs=None, config=config)
+    if "-" in config.data:
+        raise SglbatchError(
+            "stdin-gone",
+            "the kept columns came from standard input, which cannot be read again",
+            where=str(paths.output),
+            hint="wait for the job's own output, or run it without --keep",
+        )
     with open_rows(config.data, limit=config.limit) as inputs:
         if [[file["size_bytes"], file["blake2b"]] for file in inputs.fingerprint] != manifest.data:
             raise SglbatchError(
