@@ -45,6 +45,7 @@ SaveOpt = Annotated[str, typer.Option("--save", help="More output columns: trans
 FailuresOpt = Annotated[str, typer.Option("--max-failures", help="Failed rows that still exit 0: N or P%.")]
 SpecialOpt = Annotated[bool, typer.Option("--parse-special", help="Let row values make special tokens.")]
 KvOpt = Annotated[int | None, typer.Option("--kv-tokens", help="Size of the KV memory in tokens.")]
+DeviceOpt = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
 DtypeOpt = Annotated[str, typer.Option("--dtype", help="auto, float32 or bfloat16.")]
 BatchOpt = Annotated[int | None, typer.Option("--max-batch-tokens", help="Tokens of one step.")]
 CallsOpt = Annotated[int, typer.Option("--max-calls-per-row", help="A row that wants more calls fails.")]
@@ -103,6 +104,7 @@ def run(  # noqa: PLR0917 - typer calls it by name
     max_failures: FailuresOpt = "0",
     restart: Annotated[bool, typer.Option("--restart", help="Start over; the old job is moved aside.")] = False,
     kv_tokens: KvOpt = None,
+    device: DeviceOpt = "auto",
     dtype: DtypeOpt = "auto",
     max_batch_tokens: BatchOpt = None,
     reserve: ReserveOpt = "soft",
@@ -152,6 +154,7 @@ def run(  # noqa: PLR0917 - typer calls it by name
         max_calls_per_row=max_calls_per_row,
         reorder=parse_list(reorder),
         max_failures=MaxFailures.parse(max_failures),
+        device=device,
         dtype=dtype,
         kv_tokens=kv_tokens,
         max_batch_tokens=max_batch_tokens,
@@ -247,6 +250,7 @@ def run_batch(  # noqa: PLR0917 - typer calls it by name
     max_failures: FailuresOpt = "0",
     restart: Annotated[bool, typer.Option("--restart", help="Start over; the old job is moved aside.")] = False,
     kv_tokens: KvOpt = None,
+    device: DeviceOpt = "auto",
     dtype: DtypeOpt = "auto",
     time_limit: Annotated[float | None, typer.Option("--time-limit", help="Stop, resumable, after S seconds.")] = None,
 ) -> None:
@@ -264,6 +268,7 @@ def run_batch(  # noqa: PLR0917 - typer calls it by name
         seed=seed,
         max_failures=MaxFailures.parse(max_failures),
         kv_tokens=kv_tokens,
+        device=device,
         dtype=dtype,
         time_limit_s=time_limit,
     )
@@ -339,6 +344,14 @@ def models() -> None:
     from sglbatch.job import commands
 
     raise typer.Exit(commands.models())
+
+
+@app.command()
+def doctor() -> None:
+    """What this machine has for running models, and what a run would use."""
+    from sglbatch.job import commands
+
+    raise typer.Exit(commands.doctor())
 
 
 def main() -> None:

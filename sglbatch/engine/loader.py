@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -180,11 +181,13 @@ def make_runner(module: nn.Module, model: LocalModel, tokenizer: Tokenizer) -> M
     """The model without a pool yet.
 
     Raises:
-        ModelError: a layer that never calls our attention.
+        ModelError: a layer that never calls our attention; no triton for a GPU.
     """
     module.eval()
     on_gpu = next(module.parameters()).device.type == "cuda"
     vocab_size = min(tokenizer.vocab_size, _vocab_size(model))
+    if on_gpu and importlib.util.find_spec("triton") is None:
+        raise ModelError("no-triton", "a GPU needs the triton package", hint="pip install 'sglbatch[cuda]'")
     runner = ModelRunner(module, vocab_size=vocab_size, kernels="triton" if on_gpu else "torch")
     num_layers = int(_text_config(model).get("num_hidden_layers") or _text_config(model).get("n_layer") or 0)
     silent = sorted(set(range(num_layers)) - set(runner.probe()))

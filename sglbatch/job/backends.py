@@ -30,7 +30,9 @@ def load_local(model: LocalModel, tokenizer: Tokenizer, config: RunConfig) -> Ba
 
     sizes: dict[str, Any] = {"kv_tokens": config.kv_tokens, "max_batch_tokens": config.max_batch_tokens}
     given = {name: value for name, value in sizes.items() if value is not None}
-    backend: Backend = load_engine(model, tokenizer, dtype=config.dtype, reserve=config.reserve, **given)
+    backend: Backend = load_engine(
+        model, tokenizer, device=config.device, dtype=config.dtype, reserve=config.reserve, **given
+    )
     return backend
 
 

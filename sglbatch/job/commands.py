@@ -166,6 +166,16 @@ def report(output: Path, *, as_json: bool) -> int:
     return EXIT_DONE
 
 
+def doctor() -> int:
+    """Prints the machine's state, a line for each thing; imports torch."""
+    from sglbatch.engine.doctor import examine
+    from sglbatch.models.cache import cache_dir
+
+    for name, state in [*examine(), ("model cache", str(cache_dir()))]:
+        print(f"{name:14} {state}")
+    return EXIT_DONE
+
+
 def models() -> int:
     """Prints a table of model names."""
     from sglbatch.models import list_models

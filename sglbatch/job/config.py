@@ -14,6 +14,7 @@ from sglbatch.errors import SglbatchError
 SAVEABLE: Final = ("transcript",)
 RESERVE: Final = ("soft", "full")
 DTYPES: Final = ("auto", "float32", "bfloat16")
+DEVICES: Final = ("auto", "cpu", "cuda")
 
 _DEFAULT_SUFFIX: Final = ".parquet"
 _COMPRESSIONS: Final = (".gz", ".zst")
@@ -98,6 +99,7 @@ class RunConfig:
     max_failures: MaxFailures = MaxFailures(value=0)
     max_calls_per_row: int = 1000
     reorder: tuple[str, ...] = ()
+    device: str = "auto"
     dtype: str = "auto"
     kv_tokens: int | None = None
     max_batch_tokens: int | None = None
@@ -121,6 +123,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         _one_of("--save", self.save, SAVEABLE)
         _one_of("--reserve", (self.reserve,), RESERVE)
+        _one_of("--device", (self.device,), DEVICES)
         _one_of("--dtype", (self.dtype,), DTYPES)
         _at_least("--limit", self.limit, 1)
         _at_least("--max-tokens", self.max_tokens, 1)
@@ -175,6 +178,7 @@ NOT_IDENTITY: Final = frozenset(
     {
         "template",
         "output",
+        "device",
         "dtype",
         "kv_tokens",
         "max_batch_tokens",
