@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -185,7 +186,9 @@ def call_key(
     return digest.hexdigest()
 
 
-def _parameters(question: Operation | TextChoices) -> dict[str, Any]:
+@lru_cache(maxsize=1024)
+def _parameters(question: Operation | TextChoices) -> Mapping[str, Any]:
+    """What of a question changes its answer. Remembered: rows of one template ask with equal parameters."""
     defaults = {field.name: field.default for field in fields(question)}
     given = {
         name: value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from typing import Any, Final
 
 from sglbatch.errors import SglbatchError
@@ -40,7 +41,7 @@ class Sampling:
 
     def updated(self, override: SamplingOverride) -> Sampling:
         """These, with every value that ``override`` sets."""
-        return replace(self, **override.given())
+        return _updated(self, override)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,6 +95,12 @@ class SamplingOverride:
     def over(self, base: SamplingOverride) -> SamplingOverride:
         """``base`` with every value that is set here."""
         return replace(base, **self.given())
+
+
+@lru_cache(maxsize=1024)
+def _updated(sampling: Sampling, override: SamplingOverride) -> Sampling:
+    """Remembered: every row of a template makes the same few."""
+    return replace(sampling, **override.given())
 
 
 OPTIONS: Final = {

@@ -184,10 +184,10 @@ class Writer:
         question = Generate(
             max_tokens=sampling.max_tokens,
             stop=stop,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
+            temperature=float(sampling.temperature),
+            top_p=float(sampling.top_p),
             top_k=sampling.top_k,
-            min_p=sampling.min_p,
+            min_p=float(sampling.min_p),
             constraint=constraint,
             min_tokens=sampling.min_tokens,
             stop_token_ids=sampling.stop_token_ids,
@@ -206,7 +206,7 @@ class Writer:
     def _select(self, item: Select) -> None:
         question = Choices(
             choices=item.choices,
-            temperature=item.temperature,
+            temperature=float(item.temperature),
             specials=self._constant_specials(),
             method=item.method,
         )
