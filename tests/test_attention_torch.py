@@ -67,16 +67,17 @@ def plain(batch: FlatBatch, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, k
 
 
 @pytest.mark.parametrize("heads", [(4, 4), (6, 2), (4, 1)], ids=["mha", "gqa", "mqa"])
+@pytest.mark.parametrize("value_size", [16, 24], ids=["flash", "in memory"])
 @pytest.mark.parametrize(
     "kind",
     [AttentionKind(scaling=0.2), AttentionKind(scaling=0.2, softcap=5.0), AttentionKind(scaling=0.2, window=17)],
     ids=["plain", "softcap", "window"],
 )
-def test_equals_plain_attention(heads: tuple[int, int], kind: AttentionKind) -> None:
+def test_equals_plain_attention(heads: tuple[int, int], kind: AttentionKind, value_size: int) -> None:
     batch = mixed_batch(seed=heads[1])
     torch.manual_seed(0)
     q = torch.randn(len(batch.input_ids), heads[0], 16)
-    k, v = torch.randn(NUM_SLOTS + 1, heads[1], 16), torch.randn(NUM_SLOTS + 1, heads[1], 24)
+    k, v = torch.randn(NUM_SLOTS + 1, heads[1], 16), torch.randn(NUM_SLOTS + 1, heads[1], value_size)
     out = TorchAttention(batch, torch.device("cpu"))(q, k, v, kind)
     expected = plain(batch, q, k, v, kind)
     assert (out.double() - expected).norm() / expected.norm() < 1e-6
@@ -100,7 +101,7 @@ def test_long_works_go_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     batch = mixed_batch(seed=3)
     torch.manual_seed(0)
     q, k, v = (torch.randn(n, 2, 8) for n in (len(batch.input_ids), NUM_SLOTS + 1, NUM_SLOTS + 1))
-    attention, kind = TorchAttention(batch, torch.device("cpu")), AttentionKind(scaling=0.3)
+    attention, kind = TorchAttention(batch, torch.device("cpu")), AttentionKind(scaling=0.3, softcap=9.0)
     whole = attention(q, k, v, kind)
     monkeypatch.setattr("sglbatch.engine.attention.torch.MAX_SCORES", 200)
     assert torch.allclose(attention(q, k, v, kind), whole, atol=1e-6)

