@@ -66,6 +66,7 @@ def test_a_thousand_rows_through_a_bad_network(api_url: str, tmp_path: Path) -> 
         print(len(proxy.seen), "requests", report.api["retries"], report.seconds["run"], "s")
 
 
+@pytest.mark.slow  # counted by the time of arrival, which a loaded machine bunches
 @pytest.mark.parametrize("by_header", [True, False])
 def test_the_limit_on_requests_is_kept(api_url: str, tmp_path: Path, by_header: bool) -> None:
     """Learned from the headers of the first answer, or given by the user."""

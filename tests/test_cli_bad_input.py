@@ -69,7 +69,7 @@ CASES: dict[str, tuple[Make, list[str]]] = {
     "two_functions": (files(TWO, rows("one")), USED),
     "no_function": (files("x = 1\n", rows("one")), USED),
     "unknown_column": (files(PLAIN, '{"qestion": "one"}\n'), USED),
-    "unknown_argument": (files(PLAIN.replace("temperature=0", "n=2"), rows("one")), USED),
+    "unknown_argument": (files(PLAIN.replace("temperature=0", "tempreture=0"), rows("one")), USED),
     "unwritable_output": (files(PLAIN, rows("one")), [*USED[:-1], "none/out.jsonl"]),
     "unknown_output_format": (files(PLAIN, rows("one")), [*USED[:-1], "out.xlsx"]),
     "output_is_input": (files(PLAIN, rows("one")), [*USED[:-1], "d.jsonl"]),
