@@ -100,6 +100,7 @@ def test_greedy_equals_transformers(engine: LocalEngine, reference: Any, tokeniz
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_64_prompts_equal_transformers(engine: LocalEngine, reference: Any, tokenizer: Tokenizer) -> None:
     prompts = tokenizer.encode_prompts([(Text(t),) for t in mixed_prompts(num_each=32, shots=3)])
     assert check_against_reference(engine, reference, tokenizer, prompts, 32) <= 2, "at most 1 in 64 for each order"
