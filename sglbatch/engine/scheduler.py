@@ -79,6 +79,7 @@ class Scheduler:
         """Actions whose outputs have not come back."""
         self._planned: list[Sequence] = []
         self._follow_ups: list[Sequence] = []
+        self._num_promised = 0
         self._num_finished = 0
         self._finished_tail = 0
         self._finished_max_tail = 0
@@ -176,7 +177,7 @@ class Scheduler:
                     extents = self.pool.alloc(num)
                     assert extents is not None
                     sequence.grow_tail(extents)
-                    sequence.reserved = max(0, sequence.reserved - num)
+                    self._promise(sequence, max(0, sequence.reserved - num))
                     return True
             if not self._give_way(sequence):
                 if not self.num_in_flight:
@@ -250,7 +251,7 @@ class Scheduler:
                 assert not alone, "a row that was accepted must fit alone"
                 self.tree.unlock(node)
                 return False
-        sequence.reserved = promised
+        self._promise(sequence, promised)
         self._count_recomputed(sequence, matched)
         if suffix_len:
             assert self._free_up(suffix_len)
@@ -269,8 +270,12 @@ class Scheduler:
 
     def _available(self) -> int:
         """Slots that are free or can be evicted, less those promised to running rows."""
-        promised = sum(s.reserved for s in self.running) + (self.cut.reserved if self.cut else 0)
-        return self.pool.num_free + self.tree.num_cached - promised
+        return self.pool.num_free + self.tree.num_cached - self._num_promised
+
+    def _promise(self, sequence: Sequence, num: int) -> None:
+        """From now on so many slots are kept for the row."""
+        self._num_promised += num - sequence.reserved
+        sequence.reserved = num
 
     def _begin(self, sequence: Sequence, matched: int, step: Step) -> None:
         """Acts on the states that the tree has kept; prefill starts after the match, or at the first state it lacks."""
@@ -413,7 +418,8 @@ class Scheduler:
 
     def _drop_tail(self, sequence: Sequence) -> None:
         self.pool.free(sequence.tail)
-        sequence.tail, sequence.tail_slots, sequence.tail_len, sequence.reserved = [], NO_SLOTS, 0, 0
+        sequence.tail, sequence.tail_slots, sequence.tail_len = [], NO_SLOTS, 0
+        self._promise(sequence, 0)
 
     def _unlock(self, sequence: Sequence) -> None:
         node, sequence.node = sequence.node, None
@@ -435,4 +441,5 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Every slot is free, cached or in use, exactly one of them."""
         rows = [*self.running, *self.held, *([self.cut] if self.cut else [])]
+        assert self._num_promised == sum(s.reserved for s in rows)
         self.tree.check_integrity(sum(e.length for s in rows for e in s.tail))

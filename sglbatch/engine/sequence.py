@@ -68,7 +68,8 @@ class Sequence:
         self.targets = targets or {}
         self.action_positions = sorted(self.targets) or [len(ids) - 1]
         self.shared_len = shared_len
-        self.max_tail = request.operation.max_tokens - 1 if isinstance(request.operation, Generate) else 0
+        operation = request.operation
+        self.max_tail = operation.max_tokens - 1 if isinstance(operation, Generate) and not self.targets else 0
         self.in_flight = False
         self.resumed = False
         self.num_folded = 0
