@@ -198,6 +198,19 @@ def test_the_dialect_decides_what_stands_beside_a_reference() -> None:
     assert SchemaConstraint({**schema, "$schema": "http://json-schema.org/draft-07/schema#"}).accepts("1")
 
 
+def test_up_to_draft_4_an_integer_has_no_fraction() -> None:
+    schema = {"$schema": "http://json-schema.org/draft-04/schema#", "type": "integer"}
+    assert SchemaConstraint(schema).accepts("3") and not SchemaConstraint(schema).accepts("3.0")
+    assert SchemaConstraint({**schema, "type": "number"}).accepts("3.0")
+    assert SchemaConstraint({"type": "integer"}).accepts("3.0")
+
+
+def test_keywords_of_later_drafts_say_nothing() -> None:
+    schema = {"$schema": "http://json-schema.org/draft-04/schema#", "const": 1, "if": {}, "then": False}
+    assert SchemaConstraint(schema).accepts("2")
+    assert not SchemaConstraint({**schema, "$schema": "http://json-schema.org/draft-07/schema#"}).accepts("1")
+
+
 def test_formats_describe_only_where_that_is_wanted() -> None:
     assert SchemaConstraint({"type": "string", "format": "date"}, formats=False).accepts('"x"')
     assert SchemaConstraint({"type": "string", "format": "no-such-format"}).accepts('"x"')

@@ -38,7 +38,11 @@ number_sets = st.builds(
 @settings(max_examples=60, deadline=None)
 @given(numbers=number_sets, samples=st.lists(values, min_size=30, max_size=30))
 def test_a_number_automaton_takes_the_texts_of_its_numbers(numbers: NumberSet, samples: list[Fraction]) -> None:
-    automaton = number_automaton(numbers)
+    try:
+        automaton = number_automaton(numbers)
+    except ConstraintError as error:
+        assert error.code == "constraint-too-large"
+        return
     for value in samples:
         accepted = automaton is not None and automaton.accepts(number_text(value).encode())
         assert accepted == numbers.holds(value), value

@@ -37,13 +37,13 @@ class Guide(Protocol):
         """int32 [256], the state after each byte, -1 for none."""
 
     def cost(self, state: int) -> int:
-        """Bytes of the shortest way to an end."""
+        """Bytes of the shortest way to an end; where a length is limited beside a pattern, maybe a few too little."""
 
     def free_text(self, state: int) -> bool:
         """Inside a string that the constraint does not bound."""
 
     def completing_mask(self, state: int) -> Bitmask:
-        """Those tokens of ``mask`` that lie on a shortest way to the end."""
+        """Those tokens of ``mask`` that lie on a shortest way to the end; all of them where none does."""
 
     def bytes_of(self, token_id: int) -> bytes: ...
 
@@ -128,17 +128,12 @@ def forced_bytes(guide: Guide, state: int) -> bytes:
 def shortest_completion(guide: Guide, state: int) -> bytes:
     """The bytes of a shortest way to an end."""
     found = bytearray()
-    left = guide.cost(state)
-    while left:
+    while guide.cost(state):
         row = guide.row(state)
-        for byte in np.flatnonzero(row >= 0).tolist():
-            cost = guide.cost(int(row[byte]))
-            if cost == left - 1:
-                found.append(byte)
-                state, left = int(row[byte]), cost
-                break
-        else:
-            raise AssertionError("a state's cost is one more than that of a state after it")
+        live = np.flatnonzero(row >= 0).tolist()
+        byte = min(live, key=lambda b: guide.cost(int(row[b])))
+        found.append(byte)
+        state = int(row[byte])
     return bytes(found)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,15 +20,19 @@ from sglbatch.engine.fsm.vocabulary import UNMADE
 
 
 class Frame:
-    """A part in a state, and what goes on when it ends. One object for equal contents, so compared by identity."""
+    """A part in a state, and the frames that go on when it ends (None: everything has ended).
 
-    __slots__ = ("_cost", "closure", "local", "moves", "parent", "part")
+    One object for equal contents, so compared by identity. Stacks that differ only below share what is above (a
+    graph-structured stack, Tomita 1985): without it, alternatives at each level of nesting would multiply.
+    """
 
-    def __init__(self, part: Part, local: Local, parent: Frame | None) -> None:
+    __slots__ = ("_cost", "closure", "local", "moves", "parents", "part")
+
+    def __init__(self, part: Part, local: Local, parents: Frames) -> None:
         self.part = part
         self.local = local
-        self.parent = parent
-        self.closure: tuple[Frame | None, ...] | None = None
+        self.parents = parents
+        self.closure: Frames | None = None
         self.moves: list[tuple[int, int, Frame]] | None = None
         self._cost: int | None = None
 
@@ -36,8 +40,15 @@ class Frame:
     def cost(self) -> int:
         """Bytes of the shortest way to the end of everything."""
         if self._cost is None:
-            self._cost = self.part.cost(self.local) + (self.parent.cost if self.parent else 0)
+            self._cost = self.part.cost(self.local) + cost_of(self.parents)
         return self._cost
+
+
+Frames: TypeAlias = frozenset[Frame | None]
+
+
+def cost_of(frames: Frames) -> int:
+    return min((0 if frame is None else frame.cost for frame in frames), default=INFINITE)
 
 
 class Machine:
@@ -51,13 +62,14 @@ class Machine:
 
     def __init__(self, part: Part, alphabet: frozenset[int] | None = None) -> None:
         self._left_out = frozenset() if alphabet is None else frozenset(range(256)) - alphabet
-        self._frames: dict[tuple[Part, Local, Frame | None], Frame] = {}
-        self._states: list[frozenset[Frame | None]] = []
-        self._numbers: dict[frozenset[Frame | None], int] = {}
+        self._frames: dict[tuple[Part, Local, Frames], Frame] = {}
+        self._merges: dict[Frames, Frames] = {}
+        self._states: list[Frames] = []
+        self._numbers: dict[Frames, int] = {}
         self._steps: list[dict[int, int]] = []
         self._offsets = _empty_offsets(64)
         self._has_row: npt.NDArray[np.bool_] = np.zeros(64, dtype=np.bool_)
-        self._number(frozenset(self._closed([self._frame(part, part.start, None)])))
+        self._number(self._closed([self._frame(part, part.start, frozenset([None]))]))
 
     @property
     def num_states(self) -> int:
@@ -81,7 +93,7 @@ class Machine:
                 for first, last, target in self._moves(frame)
                 if first <= byte <= last
             ]
-            steps[byte] = self._number(frozenset(self._closed(reached))) if reached else DEAD
+            steps[byte] = self._number(self._closed(reached)) if reached else DEAD
         return steps[byte]
 
     def run(self, state: int, data: bytes) -> int:
@@ -100,7 +112,7 @@ class Machine:
 
     def cost(self, state: int) -> int:
         """Bytes of the shortest way to an accepting state."""
-        return min((0 if frame is None else frame.cost for frame in self._states[state]), default=INFINITE)
+        return cost_of(self._states[state])
 
     def free_text(self, state: int) -> bool:
         """Inside a string without any bound."""
@@ -138,7 +150,7 @@ class Machine:
         moves = [move for frame in frames for move in self._moves(frame)]
         if len(frames) == 1:
             for first, last, target in moves:
-                row[first : last + 1] = self._number(frozenset(self._closed([target])))
+                row[first : last + 1] = self._number(self._closed([target]))
             return row
         bounds = sorted({move[0] for move in moves} | {move[1] + 1 for move in moves})
         known: dict[tuple[Frame, ...], int] = {}
@@ -147,11 +159,11 @@ class Machine:
             if not targets:
                 continue
             if targets not in known:
-                known[targets] = self._number(frozenset(self._closed(targets)))
+                known[targets] = self._number(self._closed(targets))
             row[first:end] = known[targets]
         return row
 
-    def _number(self, frames: frozenset[Frame | None]) -> int:
+    def _number(self, frames: Frames) -> int:
         number = self._numbers.get(frames)
         if number is None:
             number = self._numbers[frames] = len(self._states)
@@ -161,27 +173,41 @@ class Machine:
                 self._has_row = np.append(self._has_row, np.zeros(len(self._has_row), dtype=np.bool_))
         return number
 
-    def _frame(self, part: Part, local: Local, parent: Frame | None) -> Frame:
-        key = (part, local, parent)
+    def _frame(self, part: Part, local: Local, parents: Frames) -> Frame:
+        key = (part, local, parents)
         frame = self._frames.get(key)
         if frame is None:
-            frame = self._frames[key] = Frame(part, local, parent)
+            frame = self._frames[key] = Frame(part, local, parents)
         return frame
 
     def _moves(self, frame: Frame) -> list[tuple[int, int, Frame]]:
         if frame.moves is None:
-            part, parent = frame.part, frame.parent
-            frame.moves = [(a, b, self._frame(part, local, parent)) for a, b, local in part.moves(frame.local)]
+            part, parents = frame.part, frame.parents
+            frame.moves = [(a, b, self._frame(part, local, parents)) for a, b, local in part.moves(frame.local)]
         return frame.moves
 
-    def _closed(self, frames: Iterable[Frame]) -> set[Frame | None]:
-        found: set[Frame | None] = set()
-        for frame in frames:
-            found.update(self._closure(frame))
-        return found
+    def _closed(self, frames: Iterable[Frame]) -> Frames:
+        """The frames that read bytes, reached from any of these without one; None is the end of everything."""
+        return self._merged(frozenset().union(*map(self._closure, frames)))
 
-    def _closure(self, frame: Frame) -> tuple[Frame | None, ...]:
-        """The frames that read bytes, reached without one; None is the end of everything."""
+    def _merged(self, frames: Frames) -> Frames:
+        """The same with one frame for each part and state, which has the parents of all that had them."""
+        if len(frames) < 2:
+            return frames
+        if frames not in self._merges:
+            parents: dict[tuple[Part, Local], list[Frames]] = {}
+            for frame in frames:
+                if frame is not None:
+                    parents.setdefault((frame.part, frame.local), []).append(frame.parents)
+            merged: set[Frame | None] = {None} if None in frames else set()
+            for (part, local), several in parents.items():
+                together = several[0] if len(several) == 1 else self._merged(frozenset().union(*several))
+                merged.add(self._frame(part, local, together))
+            self._merges[frames] = frozenset(merged)
+        return self._merges[frames]
+
+    def _closure(self, frame: Frame) -> Frames:
+        """What ``_closed`` gives for one frame, before merging."""
         if frame.closure is None:
             found: set[Frame | None] = set()
             seen = {frame}
@@ -199,18 +225,17 @@ class Machine:
                     elif other not in seen:
                         seen.add(other)
                         stack.append(other)
-            frame.closure = tuple(found)
+            frame.closure = frozenset(found)
         return frame.closure
 
     def _opened(self, frame: Frame) -> Iterable[Frame | None]:
         if frame.part.ends(frame.local):
-            yield frame.parent
+            yield from frame.parents
         for sequence in frame.part.opens(frame.local):
-            top = frame.parent
+            parents = frame.parents
             for part, local in reversed(sequence):
-                top = self._frame(part, local, top)
-            assert top is not None
-            yield top
+                parents = frozenset([self._frame(part, local, parents)])
+            yield from parents
 
 
 def _empty_offsets(num_states: int, made: npt.NDArray[np.int32] | None = None) -> npt.NDArray[np.int32]:

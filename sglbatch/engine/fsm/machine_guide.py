@@ -54,7 +54,9 @@ class MachineGuide:
             left = self.cost(state)
             lengths = np.fromiter((len(self.bytes_of(i)) for i in ids.tolist()), dtype=np.int64, count=len(ids))
             costs = np.fromiter((self.cost(s) for s in after.tolist()), dtype=np.int64, count=len(after))
-            mask = self._completing[state] = self._pack(ids[costs == left - lengths], may_end=left == 0)
+            shortest = ids[costs == left - lengths]
+            lost = left > 0 and not len(shortest)
+            mask = self._completing[state] = self._pack(ids if lost else shortest, may_end=left == 0)
         return mask
 
     def _pack(self, ids: npt.NDArray[np.int64], *, may_end: bool) -> Bitmask:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from decimal import Decimal
 from fractions import Fraction
@@ -50,7 +51,11 @@ class SchemaConstraint:
         self._form = Form(comma=comma, colon=colon)
         try:
             self._reader = SchemaReader(
-                schema, old=draft == "7", formats=formats, unenforced=self.unenforced, budget=self._budget
+                schema,
+                draft=7 if draft == "7" else 2020,
+                formats=formats,
+                unenforced=self.unenforced,
+                budget=self._budget,
             )
             self._parts = Parts(self._reader, self._form, self._budget)
         except RecursionError as error:
@@ -62,6 +67,8 @@ class SchemaConstraint:
                 "unsatisfiable-schema", "no value satisfies the schema", hint="look for an empty enum or crossed bounds"
             )
         self._any_order: Machine | None = None
+        dialect = schema.get("$schema") if isinstance(schema, dict) else None
+        self._goes_by_digits = isinstance(dialect, str) and bool(_UP_TO_DRAFT_4.fullmatch(dialect))
 
     def machine(self, alphabet: frozenset[int] | None = None) -> Machine:
         """The machine of the texts to generate, properties in the schema's order."""
@@ -91,8 +98,15 @@ class SchemaConstraint:
             return False
         if self._any_order is None:
             form = Form(comma=self._form.comma, colon=self._form.colon, any_order=True)
-            self._any_order = Machine(Parts(self._reader, form, self._budget).value(self._reader.root))
+            self._any_order = Machine(self._parts_like(form).value(self._reader.root))
         return self._any_order.accepts(data)
+
+    def _parts_like(self, form: Form) -> Parts:
+        return Parts(self._reader, form, self._budget, like=self._parts)
+
+    def _is_integer(self, value: Decimal | float) -> bool:
+        """Whether a whole number, written so, is an integer to the schema's draft."""
+        return isinstance(value, int) or not self._goes_by_digits
 
     def canonical(self, value: Any) -> bytes:
         """A JSON value in the constraint's form, its properties in the order that they have."""
@@ -102,8 +116,13 @@ class SchemaConstraint:
         if isinstance(value, list):
             return b"[" + self._form.comma.join(map(self.canonical, value)) + b"]"
         if isinstance(value, Decimal | int | float) and not isinstance(value, bool):
-            return _plain(value)
+            text = _plain(value)
+            return text + b".0" if not self._is_integer(value) and text.lstrip(b"-").isdigit() else text
         return json_bytes(value)
+
+
+_UP_TO_DRAFT_4 = re.compile(r"https?://json-schema\.org/draft-0[34]/schema#?")
+"""There an integer is a number that is written without a fraction; later ones go by the value."""
 
 
 def _plain(value: Decimal | float) -> bytes:

@@ -8,8 +8,11 @@ from urllib.parse import unquote, urldefrag, urljoin
 from sglbatch.engine.fsm.schema_node import Place
 from sglbatch.errors import ConstraintError, UnsupportedSchemaError
 
-_OLD_DRAFTS: Final = tuple(f"http://json-schema.org/draft-0{n}/schema" for n in (3, 4, 6, 7))
-_NEW_DRAFTS: Final = tuple(f"https://json-schema.org/draft/{name}/schema" for name in ("2019-09", "2020-12"))
+_DRAFTS: Final = {
+    **{f"http://json-schema.org/draft-0{number}/schema": max(number, 4) for number in (3, 4, 6, 7)},
+    **{f"http://json-schema.org/draft/{name}/schema": 2020 for name in ("2019-09", "2020-12")},
+    "http://json-schema.org/schema": 7,
+}
 _DATA_KEYWORDS: Final = frozenset({"enum", "const", "default", "examples", "example"})
 
 
@@ -17,17 +20,16 @@ class Documents:
     """One document and its embedded resources; nothing is ever fetched.
 
     Args:
-        old: without a ``$schema`` the document is of draft 7 or older.
+        draft: of a document without ``$schema``.
 
     Raises ConstraintError (invalid-schema), UnsupportedSchemaError for a ``$schema`` that is no known draft.
     """
 
-    def __init__(self, document: Any, *, old: bool) -> None:
+    def __init__(self, document: Any, *, draft: int) -> None:
         self._places: dict[tuple[int, str], Place] = {}
         self._resources: dict[str, Place] = {}
         self._anchors: dict[str, Place] = {}
-        old = self._is_old(document, "#", default=old)
-        self.root = self._place(document, "#", "", old)
+        self.root = self._place(document, "#", "", self._draft(document, "#", default=draft))
         self._index(self.root)
         self._resources.setdefault("", self.root)
 
@@ -35,7 +37,7 @@ class Documents:
         """The schema below a keyword of ``place``."""
         for step in steps:
             schema = place.schema[step]
-            place = self._place(schema, f"{place.path}/{_escaped(step)}", place.base, place.old)
+            place = self._place(schema, f"{place.path}/{_escaped(step)}", place.base, place.draft)
         return place
 
     def resolve(self, place: Place) -> Place:
@@ -63,31 +65,26 @@ class Documents:
                 raise _unknown(place, reference)
         return target
 
-    def _place(self, schema: Any, path: str, base: str, old: bool) -> Place:
+    def _place(self, schema: Any, path: str, base: str, draft: int) -> Place:
         key = (id(schema), path)
         if key not in self._places:
             if isinstance(schema, dict):
-                old = self._is_old(schema, path, default=old)
+                draft = self._draft(schema, path, default=draft)
                 identifier = schema.get("$id", schema.get("id"))
-                if isinstance(identifier, str) and not (old and "$ref" in schema):
+                if isinstance(identifier, str) and not (draft <= 7 and "$ref" in schema):
                     base = urljoin(base, identifier)
-            self._places[key] = Place(schema, path, base, old)
+            self._places[key] = Place(schema, path, base, draft)
         return self._places[key]
 
     @staticmethod
-    def _is_old(schema: Any, path: str, *, default: bool) -> bool:
+    def _draft(schema: Any, path: str, *, default: int) -> int:
         dialect = schema.get("$schema") if isinstance(schema, dict) else None
         if not isinstance(dialect, str):
             return default
-        name = dialect.rstrip("#")
-        if name in _NEW_DRAFTS:
-            return False
-        if name.replace("https:", "http:") in _OLD_DRAFTS or name in (
-            "http://json-schema.org/schema",
-            "https://json-schema.org/schema",
-        ):
-            return True
-        raise UnsupportedSchemaError("$schema", path, f"{dialect!r} is no draft that is known here")
+        name = dialect.rstrip("#").replace("https:", "http:")
+        if name not in _DRAFTS:
+            raise UnsupportedSchemaError("$schema", path, f"{dialect!r} is no draft that is known here")
+        return _DRAFTS[name]
 
     def _index(self, place: Place) -> None:
         """Finds every identifier and anchor in the document."""

@@ -25,20 +25,25 @@ class Place:
     Args:
         path: JSON pointer fragment.
         base: URI that relative references start from.
-        old: ``$ref`` hides its siblings (drafts up to 7).
+        draft: 4, 6, 7 or 2020.
     """
 
     schema: Any
     path: str
     base: str
-    old: bool
+    draft: int
+
+    @property
+    def old(self) -> bool:
+        """``$ref`` hides its siblings."""
+        return self.draft <= 7
 
 
 Conj: TypeAlias = frozenset[tuple[Place, bool]]
 """Schemas that a value must satisfy (True) or must not satisfy (False), all at once; empty: any value."""
 
 ANY_VALUE: Final[Conj] = frozenset()
-_NEVER: Final = Place(False, "#", "", False)
+_NEVER: Final = Place(False, "#", "", 2020)
 NO_VALUE: Final[Conj] = frozenset([(_NEVER, True)])
 
 

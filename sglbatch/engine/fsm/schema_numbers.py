@@ -94,7 +94,7 @@ def number_and(a: NumberSet, b: NumberSet) -> NumberSet | None:
     return _settled(joined)
 
 
-def _settled(numbers: NumberSet) -> NumberSet | None:
+def _settled(numbers: NumberSet) -> NumberSet | None:  # noqa: PLR0911  one case of emptiness a return
     """None where nothing is left; few whole numbers become their list."""
     low, high = numbers.low, numbers.high
     if low and high:
@@ -102,9 +102,13 @@ def _settled(numbers: NumberSet) -> NumberSet | None:
             return None
         if low[0] == high[0]:
             return NumberSet(values=frozenset([low[0]])) if numbers.holds(low[0]) else None
-    if not (numbers.integer or numbers.multiples) or not (low and high):
+    if not (numbers.integer or numbers.multiples):
         return numbers
     step = _common_multiple(numbers.multiples | ({Fraction(1)} if numbers.integer else set()))
+    if any((step / other).denominator == 1 for other in numbers.other_than):
+        return None
+    if not (low and high):
+        return numbers
     first, last = -floor(-low[0] / step), floor(high[0] / step)
     if last - first > 64:
         return numbers

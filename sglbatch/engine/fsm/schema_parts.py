@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Iterable
+from functools import lru_cache
 from heapq import heappop, heappush
 from typing import Any, Final, Protocol, TypeAlias
 
 from sglbatch.engine.fsm.automaton import DEAD, Automaton
-from sglbatch.engine.fsm.schema_texts import ENDLESS, TextSet, all_texts, char_lengths
+from sglbatch.engine.fsm.schema_texts import ENDLESS, TextSet, all_texts, char_lengths, remaining_chars
 
 Local: TypeAlias = Any
 """A part's own state, hashable."""
@@ -153,6 +154,7 @@ class Quoted:
         self._base = all_texts() if texts.base is None else texts.base
         self._least = texts.least
         self._most = texts.most
+        self._remaining = remaining_chars(self._base).tolist() if texts.base is not None and texts.most else None
         self._is_endless = texts.most is None and (texts.base is None or char_lengths(texts.base)[1] == ENDLESS)
         self._trie: list[dict[int, int]] = [{}]
         self._excluded: set[int] = set()
@@ -198,6 +200,8 @@ class Quoted:
             if begins and self._most is not None and chars >= self._most:
                 continue
             counted = self._count(chars) if begins else chars
+            if self._remaining is not None and self._remaining[target] > self._most_left(counted):
+                continue
             if node == _OFF:
                 found.append((first, last, (_PLAIN, target, counted, _OFF, ())))
             else:
@@ -236,6 +240,8 @@ class Quoted:
             return None
         child = _OFF if node == _OFF else self._trie[node].get(character, _OFF)
         counted = self._count(chars)
+        if self._remaining is not None and self._remaining[target] > self._most_left(counted):
+            return None
         return None if self._is_trap(target, counted, child) else (_PLAIN, target, counted, child, ())
 
     def _unicode_targets(self, base: int, chars: int, node: int) -> list[tuple[str, Local]]:
@@ -254,6 +260,10 @@ class Quoted:
                 digit = ord(text[len(read)])
                 found[digit] = target if len(read) == 3 else (_UNICODE, base, chars, node, (*digits, digit))
         return [(digit, digit, target) for digit, target in found.items()]
+
+    def _most_left(self, chars: int) -> int:
+        assert self._most is not None
+        return self._most - chars
 
     def _count(self, chars: int) -> int:
         if self._most is not None:
@@ -312,6 +322,7 @@ def _unescaped(first: int, last: int, target: int) -> list[Move]:
     return found
 
 
+@lru_cache(maxsize=512)
 def byte_costs(automaton: Automaton, *, escaped: bool) -> list[int]:
     """Fewest bytes from each state to an accepting one; ``escaped``: as JSON writes them."""
     sources: list[list[tuple[int, int]]] = [[] for _ in range(automaton.num_states)]

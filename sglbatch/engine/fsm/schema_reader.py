@@ -47,20 +47,21 @@ class SchemaReader:
     """The nodes of one schema document.
 
     Args:
-        old: see ``Documents``.
+        draft: see ``Documents``.
         formats: ``format`` is a condition; else it only describes, as the specification's default is.
         unenforced: collects "keyword at path" of what is left to validation; None refuses it.
     """
 
     def __init__(
-        self, document: Any, *, old: bool, formats: bool, unenforced: list[str] | None, budget: Budget
+        self, document: Any, *, draft: int, formats: bool, unenforced: list[str] | None, budget: Budget
     ) -> None:
-        self._documents = Documents(document, old=old)
+        self._documents = Documents(document, draft=draft)
         self._formats = formats
         self._unenforced = unenforced
         self._budget = budget
         self._nodes: dict[Conj, Node] = {}
         self._literals: dict[tuple[Place, bool], Node] = {}
+        self._in_draft: dict[Place, Place] = {}
         self._reading: list[tuple[Place, bool]] = []
         self._patterns: dict[str, TextSet | None] = {}
         self._classes: dict[tuple[str, ...], list[tuple[TextSet, tuple[int, ...]]]] = {}
@@ -84,6 +85,7 @@ class SchemaReader:
     # --- one schema ---
 
     def _literal(self, place: Place, positive: bool) -> Node:
+        place = self._in_its_draft(place)
         literal = (place, positive)
         if literal not in self._literals:
             if literal in self._reading:
@@ -94,6 +96,16 @@ class SchemaReader:
             finally:
                 self._reading.pop()
         return self._literals[literal]
+
+    def _in_its_draft(self, place: Place) -> Place:
+        """The schema without keywords that came after its draft."""
+        later = {keyword for since, words in _LATER.items() if place.draft < since for keyword in words}
+        if not later or not isinstance(place.schema, dict) or not later & place.schema.keys():
+            return place
+        if place not in self._in_draft:
+            known = {keyword: value for keyword, value in place.schema.items() if keyword not in later}
+            self._in_draft[place] = replace(place, schema=known)
+        return self._in_draft[place]
 
     def _holding(self, place: Place) -> Node:
         schema = place.schema
@@ -268,7 +280,7 @@ class SchemaReader:
     def _value(self, place: Place, value: Any) -> Conj:
         key = (id(value), json.dumps(value, sort_keys=True))
         if key not in self._values:
-            self._values[key] = Place({"const": value}, place.path, place.base, place.old)
+            self._values[key] = Place({"const": value}, place.path, place.base, 2020)
         return self._holds(self._values[key])
 
     # --- numbers and strings ---
@@ -758,6 +770,13 @@ class SchemaReader:
             and not (keyword == "unevaluatedItems" and "contains" in schema)
         )
 
+
+_LATER: Final = {
+    6: ("const", "contains", "propertyNames"),
+    7: ("if",),
+    2020: ("dependentRequired", "dependentSchemas", "prefixItems", "unevaluatedItems", "unevaluatedProperties"),
+}
+"""Draft -> keywords that are none before it."""
 
 _IN_PLACE: Final = frozenset(
     {"$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if", "dependentSchemas", "dependencies"}

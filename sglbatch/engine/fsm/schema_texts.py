@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+import numpy.typing as npt
 
 from sglbatch.engine.fsm.automaton import DEAD, Automaton, automaton_for_choices
 from sglbatch.engine.fsm.budget import Budget
@@ -16,7 +17,7 @@ from sglbatch.engine.fsm.product import combine
 from sglbatch.errors import ConstraintError
 
 MAX_COUNTED_LEN = 4096
-"""Longest minLength or maxLength beside a pattern: the automaton then has to count."""
+"""Longest minLength beside a pattern: the automaton then has to count."""
 
 ENDLESS = 1 << 60
 """Length of the longest text where there is none."""
@@ -28,8 +29,8 @@ class TextSet:
 
     Args:
         words: exactly these; the other members are then at their defaults.
-        base: automaton of the UTF-8 text; None for all texts. It implies its own lengths, so with one the lengths
-            are at their defaults.
+        base: automaton of the UTF-8 text; None for all texts. With one ``least`` and ``excluded`` are part of it, and
+            ``most`` is there only where it allows longer texts too.
         excluded: these are out.
         least, most: number of characters; None for no limit.
     """
@@ -101,7 +102,7 @@ def without_words(a: TextSet, words: Iterable[str], budget: Budget) -> TextSet |
     return text_and(a, TextSet(excluded=frozenset(words)), budget)
 
 
-def _settled(
+def _settled(  # noqa: PLR0911  one case of emptiness a return
     base: Automaton | None, excluded: frozenset[str], least: int, most: int | None, budget: Budget
 ) -> TextSet | None:
     if most is not None and least > most:
@@ -111,16 +112,14 @@ def _settled(
         if most == 0:
             return None if "" in excluded else TextSet(words=frozenset([""]))
         return TextSet(excluded=excluded, least=least, most=most)
-    shortest, longest = char_lengths(base)
-    if least > shortest or (most is not None and most < longest):
-        counted = max(least, 0 if most is None else most)
-        if counted > MAX_COUNTED_LEN:
+    if least > char_lengths(base)[0]:
+        if least > MAX_COUNTED_LEN:
             raise ConstraintError(
                 "constraint-too-large",
-                f"a length of {counted} beside a pattern needs an automaton that counts that far",
+                f"a minLength of {least} beside a pattern needs an automaton that counts that far",
                 hint=f"use a length of at most {MAX_COUNTED_LEN}, or leave one of the two out",
             )
-        fitted = combine(base, _counter(least, most), "and", budget)
+        fitted = combine(base, _at_least(least), "and", budget)
         if fitted is None:
             return None
         base = fitted
@@ -130,7 +129,10 @@ def _settled(
         if rest is None:
             return None
         base = rest
-    return TextSet(base=base)
+    shortest, longest = char_lengths(base)
+    if most is not None and shortest > most:
+        return None
+    return TextSet(base=base, most=most if most is not None and most < longest else None)
 
 
 def _trie(words: frozenset[str], budget: Budget) -> Automaton:
@@ -149,25 +151,21 @@ def all_texts() -> Automaton:
     return automaton
 
 
-def _counter(least: int, most: int | None) -> Automaton:
-    """UTF-8 texts of ``least`` to ``most`` characters: one copy of the automaton of all texts for each character."""
+@lru_cache(maxsize=64)
+def _at_least(least: int) -> Automaton:
+    """UTF-8 texts of at least so many characters: one copy of the automaton of all texts for each character."""
     one = all_texts().table
-    size = len(one)
-    copies = (least if most is None else most) + 1
-    table = np.full((copies, size, 256), DEAD, dtype=np.int32)
+    size, copies = len(one), least + 1
     inner = one[None, :, :] + np.arange(copies)[:, None, None] * size
-    table[:] = np.where(one[None] == DEAD, DEAD, inner)
-    # A character's first byte moves on to the next copy; its other bytes stay there.
-    table[:, 0, :] = np.where(one[0] == DEAD, DEAD, table[:, 0, :] + size)
-    if most is None:
-        table[-1, 0, :] = np.where(one[0] == DEAD, DEAD, one[0] + (copies - 1) * size)
-    else:
-        table[-1, 0, :] = DEAD
+    table = np.where(one[None] == DEAD, DEAD, inner).astype(np.int32)
+    # A character's first byte moves on to the next copy; its other bytes stay there, and the last copy is never left.
+    table[:-1, 0, :] = np.where(one[0] == DEAD, DEAD, table[:-1, 0, :] + size)
     accepting = np.zeros((copies, size), dtype=np.bool_)
-    accepting[least:, 0] = True
+    accepting[least, 0] = True
     return Automaton(table=table.reshape(-1, 256), accepting=accepting.reshape(-1))
 
 
+@lru_cache(maxsize=512)
 def char_lengths(automaton: Automaton) -> tuple[int, int]:
     """Characters of the shortest and of the longest accepted UTF-8 text; ENDLESS where there is no longest."""
     shortest = int(remaining_chars(automaton)[automaton.start])
@@ -193,7 +191,8 @@ def char_lengths(automaton: Automaton) -> tuple[int, int]:
     return shortest, int(longest[automaton.accepting].max())
 
 
-def remaining_chars(automaton: Automaton) -> np.ndarray:
+@lru_cache(maxsize=512)
+def remaining_chars(automaton: Automaton) -> npt.NDArray[np.int64]:
     """int64 [S], fewest characters from each state to an accepting one."""
     sources: list[list[tuple[int, int]]] = [[] for _ in range(automaton.num_states)]
     for state, row in enumerate(_edges(automaton)):
@@ -214,9 +213,12 @@ def remaining_chars(automaton: Automaton) -> np.ndarray:
 
 def _edges(automaton: Automaton) -> list[dict[int, int]]:
     """For each state: target -> characters begun on the way (0 for the later bytes of one)."""
-    rows: list[dict[int, int]] = []
-    for row in automaton.table:
-        tails = np.unique(row[0x80:0xC0])
-        leads = np.unique(np.concatenate([row[:0x80], row[0xC0:]]))
-        rows.append({t: 0 for t in tails.tolist() if t >= 0} | {t: 1 for t in leads.tolist() if t >= 0})
+    rows: list[dict[int, int]] = [{} for _ in range(automaton.num_states)]
+    leads = np.concatenate([automaton.table[:, :0x80], automaton.table[:, 0xC0:]], axis=1)
+    for weight, columns in ((1, leads), (0, automaton.table[:, 0x80:0xC0])):
+        sources = np.repeat(np.arange(automaton.num_states, dtype=np.int64), columns.shape[1])
+        targets = columns.reshape(-1).astype(np.int64)
+        pairs = np.unique((sources * automaton.num_states + targets)[targets >= 0])
+        for source, target in zip(*(part.tolist() for part in np.divmod(pairs, automaton.num_states)), strict=True):
+            rows[source][target] = weight
     return rows

@@ -47,16 +47,20 @@ class Form:
 
 
 class Parts:
-    """Makes the parts of one schema, each once, and knows what they cost at least."""
+    """Makes the parts of one schema, each once, and knows what they cost at least.
 
-    def __init__(self, reader: SchemaReader, form: Form, budget: Budget) -> None:
+    Args:
+        like: other parts of the same schema, to share strings and numbers with.
+    """
+
+    def __init__(self, reader: SchemaReader, form: Form, budget: Budget, *, like: Parts | None = None) -> None:
         self.form = form
         self.reader = reader
         self.budget = budget
         self._values: dict[Conj, Value] = {}
         self._literals: dict[bytes, Literal] = {}
-        self._strings: dict[TextSet, Part] = {}
-        self._numbers: dict[NumberSet, Part | None] = {}
+        self._strings: dict[TextSet, Part] = like._strings if like else {}
+        self._numbers: dict[NumberSet, Part | None] = like._numbers if like else {}
         self.costs: dict[Conj, int] = {}
         self._find_costs(reader.root)
 
