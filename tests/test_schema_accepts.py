@@ -206,9 +206,9 @@ def test_up_to_draft_4_an_integer_has_no_fraction() -> None:
 
 
 def test_keywords_of_later_drafts_say_nothing() -> None:
-    schema = {"$schema": "http://json-schema.org/draft-04/schema#", "const": 1, "if": {}, "then": False}
+    schema = {"$schema": "http://json-schema.org/draft-04/schema#", "if": {}, "then": {"const": 1}}
     assert SchemaConstraint(schema).accepts("2")
-    assert not SchemaConstraint({**schema, "$schema": "http://json-schema.org/draft-07/schema#"}).accepts("1")
+    assert not SchemaConstraint({**schema, "$schema": "http://json-schema.org/draft-07/schema#"}).accepts("2")
 
 
 def test_formats_describe_only_where_that_is_wanted() -> None:
