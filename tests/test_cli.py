@@ -183,3 +183,23 @@ def test_a_bug_exits_70_and_says_where_to_report_it(tmp_path: Path, debug: bool)
     assert done.returncode == 70
     assert "error[internal]: RuntimeError: boom" in done.stderr and "report it" in done.stderr
     assert ("Traceback" in done.stderr) is debug
+
+
+def test_a_plan_says_why_rows_have_failed_and_keeps_stdout_for_itself(tmp_path: Path, smollm2_dir: Path) -> None:
+    """What a template prints goes to stderr."""
+    (tmp_path / "t.py").write_text(CLASSIFY.replace("    s +=", '    print("looking at", text)\n    s +=', 1))
+    (tmp_path / "d.jsonl").write_text('{"text": "fine"}\n{"text": null}\nnot JSON\n')
+    base = ("plan", "t.py", "d.jsonl", "--model", str(smollm2_dir))
+    planned = sglbatch(*base, "--json", cwd=tmp_path)
+    assert planned.returncode == 0 and "looking at fine" in planned.stderr
+    errors = json.loads(planned.stdout)["errors"]
+    assert {(error["code"], error["first_row"]) for error in errors} == {("null-value", 2), ("bad-json", 3)}
+    text = sglbatch(*base, cwd=tmp_path).stdout
+    assert "error     1 x bad-json, first in row 3: d.jsonl:3: not JSON" in text and "looking" not in text
+
+
+def test_a_plan_without_calls_is_short(tmp_path: Path, smollm2_dir: Path) -> None:
+    (tmp_path / "t.py").write_text(CLASSIFY.split("    s +=", maxsplit=1)[0] + '    s["n"] = 1\n')
+    (tmp_path / "d.jsonl").write_text('{"text": "fine"}\n')
+    planned = sglbatch("plan", "t.py", "d.jsonl", "--model", str(smollm2_dir), cwd=tmp_path)
+    assert planned.stdout.splitlines() == ["rows             1", "requests         0"]

@@ -45,6 +45,14 @@ def files(template: str, data: str | bytes) -> Make:
     return make
 
 
+def csv(data: str) -> Make:
+    def make(folder: Path) -> None:
+        (folder / "t.py").write_text(PLAIN)
+        (folder / "d.csv").write_text(data)
+
+    return make
+
+
 def rows(*questions: Any) -> str:
     return "".join(json.dumps({"question": question}) + "\n" for question in questions)
 
@@ -67,8 +75,12 @@ CASES: dict[str, tuple[Make, list[str]]] = {
     "template_does_not_import": (files("import no_such_module_here\n", rows("one")), USED),
     "template_syntax": (files("def f(:\n", rows("one")), USED),
     "two_functions": (files(TWO, rows("one")), USED),
+    "async_function": (files(PLAIN.replace("def ask", "async def ask"), rows("one")), USED),
+    "data_first": (files(PLAIN, rows("one")), ["run", "d.jsonl", "t.py", "--model", "MODEL"]),
+    "folder_as_data": (files(PLAIN, rows("one")), ["run", "t.py", ".", "--model", "MODEL"]),
     "no_function": (files("x = 1\n", rows("one")), USED),
     "unknown_column": (files(PLAIN, '{"qestion": "one"}\n'), USED),
+    "other_delimiter": (csv("question;id\none;1\n"), ["run", "t.py", "d.csv", "--model", "MODEL"]),
     "unknown_argument": (files(PLAIN.replace("temperature=0", "tempreture=0"), rows("one")), USED),
     "unwritable_output": (files(PLAIN, rows("one")), [*USED[:-1], "none/out.jsonl"]),
     "unknown_output_format": (files(PLAIN, rows("one")), [*USED[:-1], "out.xlsx"]),

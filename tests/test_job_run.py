@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from sglbatch.job.manifest import Manifest
 from sglbatch.job.records import numbered_files
 from sglbatch.job.report import Report
 from sglbatch.job.status import export_rows, read_status
+from sglbatch.types import Result
 from tests.job_world import TWO_GENS, World
+from tests.lang_backend import ScriptedBackend
 from tests.test_job_lock import HOLD
 
 RAISES = """
@@ -28,6 +31,16 @@ def picky(s, q):
     if q.startswith("bad"):
         raise ValueError("a bad row")
     s += q + sgl.gen("a", max_tokens=4)
+"""
+
+IN_BRANCH = """
+import sglbatch as sgl
+
+@sgl.function(temperature=0)
+def branch(s, q):
+    b = s.fork(1)[0]
+    b += q + sgl.gen("a", max_tokens=4)
+    s["found"] = b["a"]
 """
 
 
@@ -73,6 +86,17 @@ def test_a_finished_job_with_failures_gives_its_code_again(world: World) -> None
     assert world.run(max_failures=MaxFailures(value=19, percent=True)).exit_code == 1
 
 
+def test_failed_rows_are_tried_again_under_other_conditions(world: World) -> None:
+    world.questions(range(5))
+    world.failing = ("number 2?",)
+    assert world.run(kv_tokens=8).exit_code == 1
+    world.failing = ()
+    assert world.run(kv_tokens=8, max_failures=MaxFailures(value=1)).unchanged
+    report = world.run(kv_tokens=100).report
+    assert (report.exit_code, report.requests, report.calls_reused) == (0, 2, 8)
+    assert world.run(kv_tokens=200).unchanged, "nothing failed, so there is nothing to mend"
+
+
 def test_a_missing_output_is_written_again_without_a_call(world: World) -> None:
     world.questions(range(5))
     world.run()
@@ -81,6 +105,32 @@ def test_a_missing_output_is_written_again_without_a_call(world: World) -> None:
     report = world.run().report
     assert world.backend is None and report.requests == 0 and report.calls_reused == 10
     assert world.paths.output.read_bytes() == before
+    assert world.stderr.getvalue().count("it is written anew") == 1
+
+
+def test_the_first_row_of_an_error_is_the_first_of_the_input(world: World) -> None:
+    world.write_template(RAISES)
+    world.failing = ("number 1",)
+    world.write_rows([{"q": "number 1?"}, "not JSON", {"q": "bad"}, "nor this"])
+    errors = {group.code: (group.first_row, group.count) for group in world.run().report.errors}
+    assert errors == {"scripted": (1, 1), "bad-json": (2, 2), "program-error": (3, 1)}
+
+
+def test_answers_cut_in_a_branch_are_counted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the branch is never joined, so that no variable of the row tells."""
+
+    class Cutting(ScriptedBackend):
+        def step(self) -> list[Result]:
+            return [replace(result, finish_reason="length") for result in super().step()]
+
+    monkeypatch.setattr(world, "_load", lambda model, tokenizer, config: Cutting(tokenizer, lambda *_: " cut"))
+    world.write_template(IN_BRANCH)
+    world.questions([1, 2])
+    report = world.run().report
+    assert world.output()[0]["found"] == " cut" and world.output()[0]["_finish"] is None
+    assert report.rows_hit_max_tokens == 2 and "2 rows hit max_tokens: their answers are cut" in report.warnings
+    world.paths.output.unlink()
+    assert world.run().report.rows_hit_max_tokens == 2, "answers from the journal are counted as well"
 
 
 def test_appended_rows_and_an_edited_last_gen_run_exactly_those_calls(world: World) -> None:
@@ -228,6 +278,21 @@ def test_status_and_export_work_while_the_job_runs(world: World, tmp_path: Path)
     assert (tmp_path / "whole.jsonl").read_text() == world.paths.output.read_text()
     with pytest.raises(SglbatchError, match="own output"):
         export_rows(world.paths, world.paths.output)
+
+
+def test_retrying_notices_that_finished_rows_are_gone(world: World) -> None:
+    world.questions(range(3))
+    world.failing = ("number 1?",)
+    world.run()
+    (file,) = numbered_files(world.paths.rows)
+    for spoil in (lambda: file.write_bytes(file.read_bytes().splitlines(keepends=True)[0]), file.unlink):
+        spoil()
+        with pytest.raises(SglbatchError, match="3 rows were finished") as caught:
+            world.retry()
+        assert caught.value.code == "job-damaged"
+    world.paths.output.unlink()
+    report = world.run().report
+    assert (report.rows_failed, report.requests, report.calls_reused) == (1, 1, 4)
 
 
 def test_restart_moves_the_old_job_aside(world: World) -> None:

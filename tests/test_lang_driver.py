@@ -193,9 +193,23 @@ def test_planning_makes_no_outside_calls(smollm2_tokenizer: Tokenizer) -> None:
 
     driver = Driver(tokenizer=smollm2_tokenizer, model_identity="m", context_len=8192)
     driver.add(Program(program, {}, program_id=0, row_key="0"))
-    assert driver.collect() == [] and made == []
+    assert driver.collect() == [] and made == [] and driver.num_waiting_outside == 1
     calls = driver.collect(run_outside=True)
-    assert [call.prompt_text for call in calls] == ["7"] and made == [7]
+    assert [call.prompt_text for call in calls] == ["7"] and made == [7] and driver.num_waiting_outside == 0
+
+
+def test_planning_knows_what_outside_calls_gave_before(smollm2_tokenizer: Tokenizer) -> None:
+    @sgl.function
+    def program(s: Any, word: str) -> None:
+        s += sgl.call(str.upper, word) + sgl.call(str.lower, word) + sgl.gen("x")
+
+    memo = Memo()
+    for run_outside, words in ((True, ["Ab"]), (False, ["Ab", "Cd"])):
+        driver = Driver(tokenizer=smollm2_tokenizer, model_identity="m", context_len=8192, memo=memo)
+        for i, word in enumerate(words):
+            driver.add(Program(program, {"word": word}, program_id=i, row_key=word))
+        assert [call.prompt_text for call in driver.collect(run_outside=run_outside)] == ["ABab"]
+    assert (driver.calls_reused, driver.num_waiting_outside) == (2, 1)
 
 
 def test_a_mistake_of_the_template_ends_the_job(smollm2_tokenizer: Tokenizer) -> None:

@@ -237,6 +237,7 @@ def test_outside_calls(backend: ScriptedBackend) -> None:
         (object, (), "call-result"),
         (double, (object(),), "call-arguments"),
         (slow, (5,), "call-timeout"),
+        (str.upper, ("a builtin",), "no error"),
     ],
 )
 def test_outside_calls_that_fail(

@@ -68,7 +68,7 @@ def test_columns(tmp_path: Path) -> None:
     assert (caught.value.code, caught.value.hint) == ("unknown-column", "--map question=Question")
     with pytest.raises(SglbatchError) as caught:
         template.bind(["q", "note"], {"question": "queue"})
-    assert (caught.value.code, caught.value.hint) == ("unknown-column", None)
+    assert caught.value.code == "unknown-column" and "choose one of these columns" in str(caught.value.hint)
     with pytest.raises(SglbatchError) as caught:
         template.bind(["q", "note"], {"qestion": "q"})
     assert (caught.value.code, caught.value.hint) == ("unknown-parameter", "--map question=q")
@@ -113,7 +113,7 @@ def test_two_programs(tmp_path: Path) -> None:
     two = "import sglbatch as sgl\n@sgl.function\ndef one(s): pass\n@sgl.function\ndef two(s): pass\n"
     path = write(tmp_path, two)
     error = error_of(path)
-    assert (error.code, error.hint) == ("several-functions", "--program one") and "one, two" in error.message
+    assert (error.code, error.hint) == ("several-functions", "--program two") and "one, two" in error.message
     assert load_template(path, program="two").name == "two"
     assert error_of(path, program="tow").hint == "--program two"
 

@@ -171,9 +171,9 @@ def test_plan_calls() -> None:
 def test_nothing_to_plan() -> None:
     plan, summary, tree = plan_calls([], JobFacts(num_rows=0, context_len=10))
     assert plan.num_requests == summary.prompt_tokens == tree.saved_tokens == 0
-    text = render_summary(summary, tree)
-    assert "No beginning is shared" in text
-    assert "none: every program ends with these answers" in text
+    assert render_summary(summary, tree) == "rows             0\nrequests         0"
+    waiting = plan_calls([], JobFacts(num_rows=3, context_len=10, rows_outside=1))
+    assert "outside          1 row calls a function first" in render_summary(*waiting[1:])
 
 
 def test_rendered_plan() -> None:
@@ -188,7 +188,7 @@ too long         1 request over the context length; their rows will fail
 prompt tokens    262, longest 95
 unique tokens    140
 best hit rate    46.6%
-generated tokens at most 32
+generated tokens at most 32 by these first calls
 KV needed        110 tokens (4.8 MiB) at least
                  170 tokens (7.5 MiB) to hold everything at once
 follow-up calls  4 or more (estimated): 4 rows go on after these answers

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
+from contextlib import AbstractContextManager, redirect_stdout
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from sglbatch.api_spec import ApiModel
 from sglbatch.errors import EXIT_DONE, SglbatchError
@@ -35,7 +36,7 @@ def run(config: RunConfig, *, restart: bool, as_json: bool) -> int:
     if config.output is None:
         config = replace(config, output=default_output(config.template, config.data))
     stop = StopRequest(time_limit_s=config.time_limit_s)
-    with listening(stop):
+    with listening(stop), _printed_aside():
         ended = run_job(config, _surroundings(stop), restart=restart)
     return _print_ended(ended, as_json)
 
@@ -53,7 +54,7 @@ def retry_failed(output: Path, *, max_failures: str | None, as_json: bool) -> in
     """Runs the failed rows of a finished job again and prints the report."""
     allowed = MaxFailures.parse(max_failures) if max_failures is not None else None
     stop = StopRequest()
-    with listening(stop):
+    with listening(stop), _printed_aside():
         ended = retry_job(job_of(output), _surroundings(stop), max_failures=allowed)
     return _print_ended(ended, as_json)
 
@@ -64,7 +65,7 @@ def show(config: RunConfig, *, count: int) -> int:
         raise SglbatchError("bad-option", f"--show must be at least 1, not {count}", hint="for example --show 2")
     config = replace(config, output=None, limit=min(count, config.limit or count))
     stop = StopRequest()
-    with listening(stop):
+    with listening(stop), _printed_aside():
         try:
             rows = _answer(config, _surroundings(stop))
         except Stopped as stopped:
@@ -89,7 +90,7 @@ def plan(config: RunConfig, *, save: Path | None, as_json: bool, graph: str | No
     progress = Progress(sys.stderr)
     paths = _existing_job(config)
     tally = Tally()
-    with prepared(replace(config, output=None), tell=progress.note) as ready:
+    with _printed_aside(), prepared(replace(config, output=None), tell=progress.note) as ready:
         check_reorder(ready)
         journal = Journal(paths.journal) if paths else None
         driver = ready.driver(memo=journal)
@@ -108,6 +109,7 @@ def plan(config: RunConfig, *, save: Path | None, as_json: bool, graph: str | No
                 ready,
                 errors=tally.error_infos,
                 calls_reused=driver.calls_reused,
+                rows_outside=driver.num_waiting_outside,
             )
             cost = estimate_cost(ready, calls, journal) if isinstance(ready.model, ApiModel) else None
             foresight = foresee(ready)
@@ -120,18 +122,23 @@ def plan(config: RunConfig, *, save: Path | None, as_json: bool, graph: str | No
     if as_json:
         value = {**summary.to_json(), "tree": tree.to_json(), "job": str(paths.output) if paths else None}
         value |= {"traced": foresight.to_json(), "movement": None if movement is None else movement.to_json()}
+        value["errors"] = [asdict(group) for group in tally.errors]
         _print_json({**value, "changes": lines, **({"cost": cost.to_json()} if cost else {})})
     elif cost is not None:
         print("\n".join([*map(escape_controls, lines), plan_line(summary, with_tokens=False), cost.render()]))
     else:
-        behind = [*foresight.lines(), *([] if movement is None else movement.lines())]
-        print("\n".join([*map(escape_controls, lines), render_summary(summary, tree), *map(escape_controls, behind)]))
+        behind = []
+        if summary.num_requests or summary.rows_outside:
+            behind = [*foresight.lines(), *([] if movement is None else movement.lines())]
+        errors = [group.render() for group in tally.errors]
+        before, after = map(escape_controls, lines), map(escape_controls, behind)
+        print("\n".join([*before, render_summary(summary, tree), *after, *errors]))
     return EXIT_DONE
 
 
 def _print_graph(config: RunConfig, form: str) -> int:
     """Prints the template's graph, as the model's chat template makes it."""
-    with prepared(replace(config, output=None), tell=Progress(sys.stderr).note) as ready:
+    with _printed_aside(), prepared(replace(config, output=None), tell=Progress(sys.stderr).note) as ready:
         check_reorder(ready)
         found = graph_of(ready)
     if form == "json":
@@ -232,6 +239,11 @@ def _print_ended(ended: Ended, as_json: bool) -> int:
     else:
         print(ended.report.render())
     return ended.exit_code
+
+
+def _printed_aside() -> AbstractContextManager[TextIO]:
+    """While a template runs: what it prints goes to stderr, since stdout is the command's answer."""
+    return redirect_stdout(sys.stderr)
 
 
 def _print_json(value: Any) -> None:

@@ -202,6 +202,18 @@ NOT_IDENTITY: Final = frozenset(
 """Options that change how or where a job runs and nothing of what it computes. (``template`` counts by its
 content, ``base_url`` by the model's identity.)"""
 
+MAY_MEND: Final = NOT_IDENTITY - {
+    "template",
+    "output",
+    "time_limit_s",
+    "max_failures",
+    "price",
+    "max_cost",
+    "batch_api",
+    "detach",
+}
+"""Those of them under which a row that failed may succeed."""
+
 
 def read_schema(path: Path) -> str:
     """The text of a schema file, the order of its properties kept.
@@ -253,13 +265,13 @@ def default_output(template: Path, data: tuple[str, ...]) -> Path:
     Raises:
         SglbatchError: ``output-needed`` when the data is not one local file.
     """
-    if len(data) != 1 or data[0] == "-" or "://" in data[0] or any(c in data[0] for c in "*?["):
+    path = Path(data[0]) if len(data) == 1 else Path()
+    if not path.name or data[0] == "-" or "://" in data[0] or any(c in data[0] for c in "*?["):
         raise SglbatchError(
             "output-needed",
             "the output's name can only be made up for a single local data file",
             hint="add -o results.parquet",
         )
-    path = Path(data[0])
     stem = Path(path.stem).stem if path.suffix in _COMPRESSIONS else path.stem
     return path.with_name(f"{stem}.{template.stem}{_DEFAULT_SUFFIX}")
 

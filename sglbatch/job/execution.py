@@ -160,6 +160,7 @@ class Execution:
             returned=normalise(outcome.returned, self.notes),
             error=outcome.error,
             finish=outcome.finish,
+            cut=outcome.cut,
             usage=outcome.usage,
             dtypes=outcome.dtypes,
             transcript=outcome.transcript if self._with_transcript else None,

@@ -22,6 +22,7 @@ def plan_job(
     *,
     errors: Sequence[ErrorInfo],
     calls_reused: int,
+    rows_outside: int = 0,
 ) -> tuple[Plan, Summary, Tree]:
     """``planner.plan_calls`` with what the job knows; raises ConstraintError as ``check_constraints``."""
     check_constraints(calls, ready.template)
@@ -31,6 +32,7 @@ def plan_job(
         context_len=ready.model.context_len,
         errors=errors,
         calls_reused=calls_reused,
+        rows_outside=rows_outside,
         kv_bytes_per_token=kv_bytes_per_token(ready.model.config, bytes_per_value=bytes_per_value),
     )
     return plan_calls(calls, facts)

@@ -18,12 +18,16 @@ REPORT_VERSION: Final = 1
 
 @dataclass(frozen=True, kw_only=True)
 class ErrorGroup:
-    """Failed rows with the same error code; ``sample`` is the message of row ``first_row`` (from 1), seen first."""
+    """Failed rows with the same error code; ``sample`` is the message of the first, row ``first_row`` (from 1)."""
 
     code: str
     count: int
     first_row: int
     sample: str
+
+    def render(self) -> str:
+        text = f"{self.count:,} x {self.code}, first in row {self.first_row:,}: {self.sample}"
+        return f"{'error':<10}{escape_controls(text)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,9 +130,7 @@ class Report:
         lines += api_lines(self.api)
         if self.output:
             lines.append(f"{'output':<10}{escape_controls(self.output)}")
-        for group in self.errors:
-            text = f"{group.count:,} x {group.code}, first in row {group.first_row:,}: {group.sample}"
-            lines.append(f"{'error':<10}{escape_controls(text)}")
+        lines += [group.render() for group in self.errors]
         lines += [f"{'warning':<10}{escape_controls(warning)}" for warning in self.warnings]
         if self.state != "finished":
             lines.append(f"{'state':<10}{self.state}: the same command continues it")

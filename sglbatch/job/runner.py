@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 
 from sglbatch.data import Row
 from sglbatch.errors import EXIT_DONE, EXIT_FAILED_ROWS, SglbatchError
-from sglbatch.job.config import MaxFailures, RunConfig
+from sglbatch.job.config import MAY_MEND, MaxFailures, RunConfig
 from sglbatch.job.execution import Surroundings
 from sglbatch.job.folder import JobFolder
 from sglbatch.job.foreseeing import check_reorder
 from sglbatch.job.job import Job
-from sglbatch.job.manifest import Manifest, changes
+from sglbatch.job.manifest import Finished, Manifest, changes
 from sglbatch.job.paths import JobPaths
 from sglbatch.job.planning import change_lines, journal_lines
 from sglbatch.job.prepare import Prepared, prepared
@@ -53,6 +53,8 @@ def run_job(config: RunConfig, surroundings: Surroundings, *, restart: bool = Fa
             if unchanged is not None:
                 return unchanged
             manifest = replace(manifest, created=folder.previous.created)
+            if folder.previous.finished is not None and not _output_untouched(folder.previous.finished, paths):
+                progress.note("the output is not there, or not as the last run left it: it is written anew")
         for line in [*change_lines(folder.previous, manifest), *journal_lines(folder.journal.counts)]:
             progress.note(line)
         job = Job(ready, folder, manifest, surroundings)
@@ -76,7 +78,7 @@ def retry_job(output: JobPaths, surroundings: Surroundings, *, max_failures: Max
         previous = folder.previous
         assert previous is not None and previous.finished is not None
         _check_same(previous, manifest, output)
-        before = RowStore.open(output.rows / previous.finished.rows_file, num_rows=previous.num_rows)
+        before = _finished_rows(output, previous, previous.finished)
         failed = [(row.index, row.key) for row in before if row.error is not None]
         if not failed:
             progress.note("no row has failed: nothing to do")
@@ -120,11 +122,21 @@ def _unchanged(previous: Manifest, new: Manifest, paths: JobPaths) -> Ended | No
     finished = previous.finished
     if finished is None or previous.identity() != new.identity() or not paths.report.exists():
         return None
-    if not paths.output.exists() or output_stat(paths) != finished.output_stat:
+    if not _output_untouched(finished, paths) or (finished.num_failed and _may_mend(previous.config, new.config)):
         return None
     allowed = new.config.max_failures.allows(finished.num_failed, finished.num_rows)
     exit_code = EXIT_DONE if allowed else EXIT_FAILED_ROWS
     return Ended(report=Report.load(paths.report), exit_code=exit_code, unchanged=True)
+
+
+def _may_mend(before: RunConfig, now: RunConfig) -> bool:
+    """A larger pool, say: rows that failed are worth another try, though no result would change."""
+    old, new = before.to_json(), now.to_json()
+    return any(old[name] != new[name] for name in MAY_MEND)
+
+
+def _output_untouched(finished: Finished, paths: JobPaths) -> bool:
+    return paths.output.exists() and output_stat(paths) == finished.output_stat
 
 
 def output_stat(paths: JobPaths) -> tuple[int, int]:
@@ -160,6 +172,19 @@ def _check_same(previous: Manifest, new: Manifest, output: JobPaths) -> None:
             where=str(output.output),
             hint="run the `sglbatch run` command again: calls that are the same are not repeated",
         )
+
+
+def _finished_rows(output: JobPaths, previous: Manifest, finished: Finished) -> RowStore:
+    path = output.rows / finished.rows_file
+    store = RowStore.open(path, num_rows=previous.num_rows) if path.exists() else None
+    if store is None or store.num_finished < finished.num_rows:
+        raise SglbatchError(
+            "job-damaged",
+            f"{finished.num_rows:,} rows were finished, {store.num_finished if store else 0:,} are still there",
+            where=str(path),
+            hint="move the output away and run the `sglbatch run` command again: it repeats no call of the journal",
+        )
+    return store
 
 
 def _rows_again(ready: Prepared, failed: list[tuple[int, str]]) -> Iterator[tuple[Row, str | None]]:

@@ -33,16 +33,18 @@ class Tally:
         """Counts a sound row of an earlier run."""
         assert row.error is None
         self.num_kept += 1
-        self.num_hit_max_tokens += "length" in row.finish.values()
+        self.num_hit_max_tokens += row.cut
 
     def count(self, row: FinishedRow) -> None:
         """Counts a row of this run."""
         self.num_ended += 1
-        self.num_hit_max_tokens += "length" in row.finish.values()
+        self.num_hit_max_tokens += row.cut
         if row.error is not None:
             self.num_failed += 1
             self._codes[row.error.code] += 1
-            self._first.setdefault(row.error.code, (row.index + 1, row.error.message))
+            first = self._first.get(row.error.code)
+            if first is None or row.index + 1 < first[0]:  # rows end in any order
+                self._first[row.error.code] = (row.index + 1, row.error.message)
 
     def check(self) -> None:
         """The breaker: raises Stopped when the first 200 rows have all failed."""

@@ -92,6 +92,7 @@ class Driver:
         self._live: dict[int, Program] = {}
         self._asked: list[tuple[Program, ModelCall]] = []
         self._outside_asked: list[tuple[Program, OutsideCall]] = []
+        self._outside_unknown: list[tuple[Program, OutsideCall, str]] = []  # with its key: to be made
         self._outside = OutsidePool(max_outside_calls)
         self._outside_keys: dict[tuple[int, CallPath], str] = {}
         self._in_flight: dict[str, PendingCall] = {}
@@ -116,6 +117,11 @@ class Driver:
         """``step`` still has programs to return."""
         return bool(self._programs or self._finished)
 
+    @property
+    def num_waiting_outside(self) -> int:
+        """Programs that have asked for an outside call which ``collect`` has not made."""
+        return len({program.program_id for program, _, _ in self._outside_unknown if not program.done})
+
     def attach(self, backend: Backend) -> None:
         """The backend, where it is made after planning."""
         self._backend = backend
@@ -138,19 +144,21 @@ class Driver:
         """Tokenise what has been asked for and answer what is known, until every program waits for something unknown.
 
         Args:
-            run_outside: also make the outside calls that come up and wait for them; they may have side effects.
+            run_outside: also make the outside calls that nobody has made yet, and wait for them; they may have side
+                effects.
 
         Returns:
             The new questions to the model, one for each distinct key, in the order in which they were asked.
         """
         new: list[PendingCall] = []
         while True:
-            while self._asked or (run_outside and self._outside_asked):
+            while self._asked or self._outside_asked:
                 asked, self._asked = self._asked, []
                 for batch in _batches(asked):
                     new += self._resolve(batch)
-                if run_outside:
-                    self._start_outside()
+                self._answer_outside()
+            if run_outside:
+                self._start_outside()
             if not (run_outside and self._outside.pending):
                 break
             self._deliver_outside(0.1)
@@ -185,13 +193,14 @@ class Driver:
             assert self._backend is not None
             for result in self._backend.step():
                 self._deliver_result(result)
+        self._answer_outside()
         self._start_outside()
         self._deliver_outside(0.0 if self._requests or self._asked or self._finished else 0.1)
         followups = self.collect()
         if followups:
             self.submit(self._placed(followups))
         finished, self._finished = self._finished, []
-        assert finished or not self._programs or self._requests or self._outside.pending or self._outside_asked, (
+        assert finished or not self._programs or self._requests or self._outside.pending or self._outside_unknown, (
             "programs wait for calls that were never submitted"
         )
         return finished
@@ -340,7 +349,8 @@ class Driver:
             self._made.add(key)
             self._memo.put(key, memo_entry(answer))
 
-    def _start_outside(self) -> None:
+    def _answer_outside(self) -> None:
+        """Deliver what an earlier run's outside calls gave; the others wait to be made."""
         asked, self._outside_asked = self._outside_asked, []
         for program, call in asked:
             try:
@@ -354,9 +364,14 @@ class Driver:
                 self._count_known(key)
                 self._deliver(program.program_id, call.path, answer_of(entry), None)
             else:
-                self.calls_made += 1
-                self._outside_keys[program.program_id, call.path] = key
-                self._outside.submit((program.program_id, call.path), call)
+                self._outside_unknown.append((program, call, key))
+
+    def _start_outside(self) -> None:
+        for program, call, key in self._outside_unknown:
+            self.calls_made += 1
+            self._outside_keys[program.program_id, call.path] = key
+            self._outside.submit((program.program_id, call.path), call)
+        self._outside_unknown = []
 
     def _deliver_outside(self, timeout_s: float) -> None:
         if not self._outside.pending:

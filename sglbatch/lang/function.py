@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import FunctionType
-from typing import Any, TypeVar, overload
+from typing import Any, Final, TypeVar, overload
 
 from sglbatch.errors import SglbatchError
 from sglbatch.lang.caching import cache_prefix
@@ -23,6 +23,8 @@ from sglbatch.lang.trace import PLAIN_ENVIRONMENT, Trace, trace_program
 from sglbatch.lang.writer import Writer
 
 T = TypeVar("T")
+
+_GENERATORS: Final = (inspect.isgeneratorfunction, inspect.isasyncgenfunction)
 
 
 class SglFunction:
@@ -60,7 +62,8 @@ class SglFunction:
         """The parameters behind the state, bound ones left out.
 
         Raises:
-            SglbatchError: ``bad-function``: no state, or parameters that have no name of their own.
+            SglbatchError: ``bad-function``: no state, parameters that have no name of their own, or a body that
+                does not run when it is called.
         """
         parameters = list(inspect.signature(self.function).parameters.values())
         where = f"{self.source}:{self.function.__code__.co_firstlineno}"
@@ -69,6 +72,13 @@ class SglFunction:
                 "bad-function",
                 f"the function {self.__name__} has no parameter for the state",
                 hint=f"def {self.__name__}(s, ...):",
+                where=where,
+            )
+        if any(kind(self.function) for kind in (inspect.iscoroutinefunction, *_GENERATORS)):
+            raise SglbatchError(
+                "bad-function",
+                f"the function {self.__name__} is async or has a yield: calling it would run nothing of it",
+                hint=f"make it a plain function: def {self.__name__}(s, ...):",
                 where=where,
             )
         named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

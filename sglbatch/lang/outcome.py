@@ -24,6 +24,7 @@ class Outcome:
         values: named variables of the root state; generated ones are text, ``dtypes`` says what they spell.
         returned: what the function returned (None when it returned nothing, or a state).
         finish: finish reason of each generated variable.
+        cut: max_tokens cut an answer, also one without a name or in a branch that is not joined.
         usage: tokens of all calls of the row.
         transcript: the root state's whole text, markup of the chat template included.
     """
@@ -32,6 +33,7 @@ class Outcome:
     returned: Any = None
     error: ErrorInfo | None = None
     finish: dict[str, str] = field(default_factory=dict)
+    cut: bool = False
     usage: Usage = field(default_factory=lambda: Usage(prompt_tokens=0, generated_tokens=0))
     transcript: str = ""
     dtypes: dict[str, VarType] = field(default_factory=dict)
@@ -41,13 +43,16 @@ def outcome_of(root: Stream, *, returned: Any, error: ErrorInfo | None, results:
     """The outcome of a program whose root stream has ended."""
     variables = root.variables
     usage = Usage(prompt_tokens=0, generated_tokens=0)
+    cut = False
     for result in results:
         usage = usage + result.usage
+        cut |= result.finish_reason == "length"
     return Outcome(
         values={name: _plain(variable) for name, variable in variables.items()},
         returned=strip_guard(returned),
         error=error,
         finish={name: v.finish for name, v in variables.items() if v.finish is not None},
+        cut=cut,
         usage=usage,
         transcript=root.text.plain(),
         dtypes={name: _plain_type(variable.var_type) for name, variable in variables.items()},

@@ -320,7 +320,7 @@ class Program:
         root = self._streams[0]
         self.count_call()
         self.no_trace(f"calls {function.__qualname__} outside")
-        name = f"{function.__module__}.{function.__qualname__}"
+        name = f"{getattr(function, '__module__', 'builtins')}.{function.__qualname__}"  # str.upper has no module
         path = (root.take_index(),)
         call = OutsideCall(path, name, function, strip_guard(args), timeout_s)
         if self._asked.get(path, name) != name:

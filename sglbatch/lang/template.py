@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import shlex
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -78,10 +79,13 @@ class Template:
     def _no_column(self, name: str, columns: Sequence[str]) -> SglbatchError:
         near = nearest(name, columns)
         listed = ", ".join(columns) or "none"
+        hint = f"--map {name}={shlex.quote(near)}" if near else f"--map {name}=COLUMN, or --param {name}=VALUE"
+        if len(columns) == 1 and (delimiter := next((d for d in ";\t|" if d in columns[0]), None)):
+            hint = f"is the file separated by {delimiter!r}? A .csv has commas, a .tsv has tabs"
         return SglbatchError(
             "unknown-column",
             f"the parameter {name!r} has no column in the data, which has: {listed}",
-            hint=f"--map {name}={near}" if near else f"--map {name}=COLUMN, or --param {name}=VALUE",
+            hint=hint,
             where=str(self.path),
         )
 
@@ -148,6 +152,6 @@ def unknown_name(what: str, name: str, names: Sequence[str], template: Template,
     return SglbatchError(
         f"unknown-{what}",
         f"there is no {what} {name!r}; there are: {listed}",
-        hint=flag.format(near) if near else None,
+        hint=flag.format(near) if near else f"choose one of these {what}s, or leave the option out",
         where=str(template.path),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import json
+import shlex
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -39,7 +40,12 @@ def load_template(path: Path, *, program: str | None = None, params: Mapping[str
     """
     path = path.resolve()
     if not path.is_file():
-        raise SglbatchError("template-not-found", "there is no such template", where=str(path))
+        raise SglbatchError(
+            "template-not-found",
+            "there is no such template",
+            hint="check the path; `sglbatch init classify` writes a template to start from",
+            where=str(path),
+        )
     module = _import(path)
     found = _choose(_functions(module), program, path)
     files = _local_files(module, path.parent)
@@ -69,7 +75,12 @@ def _import(path: Path) -> ModuleType:
     name = f"_sglbatch_template_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise SglbatchError("template-import", "a template is a Python file (.py)", where=str(path))
+        raise SglbatchError(
+            "template-import",
+            "a template is a Python file (.py)",
+            hint="the template comes first, then the data: sglbatch run TEMPLATE.py DATA",
+            where=str(path),
+        )
     module = importlib.util.module_from_spec(spec)
     folder = str(path.parent)
     if folder not in sys.path:
@@ -86,9 +97,17 @@ def _import(path: Path) -> ModuleType:
         raise SglbatchError(
             "template-import",
             f"the template does not import: {type(error).__name__}: {text}",
+            hint=_import_hint(error, path),
             where=_place(error, path),
         ) from error
     return module
+
+
+def _import_hint(error: BaseException, path: Path) -> str:
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        package = error.name.partition(".")[0]
+        return f"install it beside sglbatch, or put {package}.py into the template's folder"
+    return f"correct this line; python {shlex.quote(str(path))} shows the same error with its traceback"
 
 
 def _place(error: BaseException, path: Path) -> str:
@@ -130,7 +149,7 @@ def _choose(functions: dict[str, SglFunction], program: str | None, path: Path) 
         raise SglbatchError(
             "several-functions",
             f"the template has several @functions: {listed}",
-            hint=f"--program {next(iter(functions))}",
+            hint=f"--program {list(functions)[-1]}",  # helpers usually stand before what uses them
             where=str(path),
         )
     return next(iter(functions.values()))

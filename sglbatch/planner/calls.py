@@ -22,6 +22,7 @@ class JobFacts:
         num_rows: rows of the input.
         errors: of the rows that have failed already (bad input, a program that raised).
         calls_reused: calls answered from the journal.
+        rows_outside: rows that wait for an outside call, which planning does not make.
         context_len: tokens that a prompt and its answer may have together.
         kv_bytes_per_token: see ``estimate.kv_bytes_per_token``.
     """
@@ -30,6 +31,7 @@ class JobFacts:
     context_len: int
     errors: Sequence[ErrorInfo] = ()
     calls_reused: int = 0
+    rows_outside: int = 0
     kv_bytes_per_token: int | None = None
 
 
@@ -50,6 +52,7 @@ def plan_calls(calls: Sequence[PendingCall], facts: JobFacts, *, max_nodes: int 
         num_requests=len(calls),
         num_equal_calls=sum(len(call.waiters) - 1 for call in calls),
         calls_reused=facts.calls_reused,
+        rows_outside=facts.rows_outside,
         num_too_long=sum(len(p) + a.context > facts.context_len for p, a in zip(prompts, answers, strict=True)),
         longest_prompt_len=int(plan.lengths.max(initial=0)),
         prompt_tokens=plan.num_tokens,

@@ -17,7 +17,7 @@ _SHORT_ESCAPES: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 def render_summary(summary: Summary, tree: Tree | None = None, width: int = 100) -> str:
     """Several lines without a trailing newline. Those of the tree fit ``width`` columns (from about 50 on)."""
     lines = [f"{label:<{_LABEL_WIDTH}}{value}" for label, value in _facts(summary)]
-    if tree is not None:
+    if tree is not None and (tree.nodes or summary.num_requests):
         lines += ["", *_tree_lines(tree, width)]
     return "\n".join(lines)
 
@@ -55,10 +55,16 @@ def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
         yield "answered already", _count(summary.calls_reused, "call")
     if summary.num_too_long:
         yield "too long", f"{_count(summary.num_too_long, 'request')} over the context length; their rows will fail"
+    if summary.rows_outside:
+        calls = "1 row calls" if summary.rows_outside == 1 else f"{summary.rows_outside:,} rows call"
+        yield "outside", f"{calls} a function first: a plan does not, so what they ask then is not in these numbers"
+    if not summary.num_requests:
+        return
     yield "prompt tokens", f"{summary.prompt_tokens:,}, longest {summary.longest_prompt_len:,}"
     yield "unique tokens", f"{summary.unique_tokens:,}"
     yield "best hit rate", f"{summary.best_hit_rate:.1%}"
-    yield "generated tokens", f"at most {summary.most_generated_tokens:,}"
+    first = " by these first calls" if summary.follow_up_rows else ""
+    yield "generated tokens", f"at most {summary.most_generated_tokens:,}{first}"
     yield "KV needed", f"{_kv(summary, summary.kv_tokens_minimum)} at least"
     yield "", f"{_kv(summary, summary.kv_tokens_whole)} to hold everything at once"
     yield "follow-up calls", _follow_ups(summary)
@@ -85,9 +91,12 @@ def _bytes(num_bytes: int) -> str:
 
 def _follow_ups(summary: Summary) -> str:
     rows = summary.follow_up_rows
+    if not rows and summary.rows_outside:
+        return "not known"
     if not rows:
         return "none: every program ends with these answers"
-    return f"{rows:,} or more (estimated): {_count(rows, 'row')} go on after these answers"
+    go = "1 row goes" if rows == 1 else f"{rows:,} rows go"
+    return f"{rows:,} or more (estimated): {go} on after these answers"
 
 
 def _tree_lines(tree: Tree, width: int) -> Iterator[str]:

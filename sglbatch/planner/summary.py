@@ -17,6 +17,7 @@ class Summary:
         num_requests: distinct calls to run.
         num_equal_calls: further calls that equal one of those and take its answer.
         calls_reused: calls that an earlier run of the job has answered.
+        rows_outside: rows that wait for an outside call; what they ask after it is in none of the numbers.
         num_too_long: requests whose prompt and longest answer do not fit the context; their rows will fail.
         longest_prompt_len: tokens of the longest prompt.
         prompt_tokens: prompt tokens of all requests, as the engine counts them (``Plan.num_tokens``).
@@ -44,6 +45,7 @@ class Summary:
     kv_tokens_minimum: int
     kv_tokens_whole: int
     kv_bytes_per_token: int | None = None
+    rows_outside: int = 0
     follow_up_rows: int = 0
 
     @property
@@ -58,6 +60,7 @@ class Summary:
             "requests": self.num_requests,
             "equal_calls": self.num_equal_calls,
             "calls_reused": self.calls_reused,
+            "rows_waiting_outside": self.rows_outside,
             "requests_too_long": self.num_too_long,
             "longest_prompt_tokens": self.longest_prompt_len,
             "prompt_tokens": self.prompt_tokens,
