@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -103,6 +104,7 @@ class Execution:
         """Makes the calls in the plan's order, and whatever follows from them, until every program has ended."""
         self._driver.attach(backend)
         self._driver.submit([calls[i] for i in plan.order.tolist()], range(len(calls)))
+        gc.freeze()  # planned programs live long: full collections would look at each of them again and again
         start = time.monotonic()
         while self._driver.unfinished:
             self._stop.check()
