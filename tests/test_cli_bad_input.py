@@ -45,10 +45,10 @@ def files(template: str, data: str | bytes) -> Make:
     return make
 
 
-def csv(data: str) -> Make:
+def named(name: str, data: str) -> Make:
     def make(folder: Path) -> None:
         (folder / "t.py").write_text(PLAIN)
-        (folder / "d.csv").write_text(data)
+        (folder / name).write_text(data)
 
     return make
 
@@ -80,7 +80,7 @@ CASES: dict[str, tuple[Make, list[str]]] = {
     "folder_as_data": (files(PLAIN, rows("one")), ["run", "t.py", ".", "--model", "MODEL"]),
     "no_function": (files("x = 1\n", rows("one")), USED),
     "unknown_column": (files(PLAIN, '{"qestion": "one"}\n'), USED),
-    "other_delimiter": (csv("question;id\none;1\n"), ["run", "t.py", "d.csv", "--model", "MODEL"]),
+    "other_delimiter": (named("d.csv", "question;id\none;1\n"), ["run", "t.py", "d.csv", "--model", "MODEL"]),
     "unknown_argument": (files(PLAIN.replace("temperature=0", "tempreture=0"), rows("one")), USED),
     "unwritable_output": (files(PLAIN, rows("one")), [*USED[:-1], "none/out.jsonl"]),
     "unknown_output_format": (files(PLAIN, rows("one")), [*USED[:-1], "out.xlsx"]),
@@ -88,6 +88,8 @@ CASES: dict[str, tuple[Make, list[str]]] = {
     "output_needed": (files(PLAIN, rows("one")), ["run", "t.py", "d.jsonl", "d.jsonl", "--model", "MODEL"]),
     "unknown_model": (files(PLAIN, rows("one")), ["run", "t.py", "d.jsonl", "--model", "none/"]),
     "duplicate_id": (files(PLAIN, rows("one", "one")), [*USED, "--id", "question"]),
+    "kept_name_taken": (files(PLAIN, '{"question": "one", "answer": "1"}\n'), [*USED, "--keep", "all"]),
+    "infinite": (files(PLAIN, rows("one")), [*USED, "--temperature", "inf"]),
     "unknown_keep": (files(PLAIN, rows("one")), [*USED, "--keep", "none"]),
     "bad_param": (files(PLAIN, rows("one")), [*USED, "--param", "none=1"]),
     "bad_option": (files(PLAIN, rows("one")), [*USED, "--max-failures", "many"]),

@@ -64,7 +64,13 @@ def test_default_output(data: str, name: str) -> None:
     assert default_output(Path("x/mc.py"), (data,)) == Path(name)
 
 
-@pytest.mark.parametrize("data", [("-",), ("*.jsonl",), ("a.csv", "b.csv"), ("s3://b/a.csv",)])
+def test_a_file_whose_name_looks_like_a_pattern(tmp_path: Path) -> None:
+    data = tmp_path / "d [1].jsonl"
+    data.write_text("{}")
+    assert default_output(Path("mc.py"), (str(data),)) == tmp_path / "d [1].mc.parquet"
+
+
+@pytest.mark.parametrize("data", [("-",), ("*.jsonl",), ("a.csv", "b.csv"), ("s3://b/a.csv",), (".",)])
 def test_no_default_output(data: tuple[str, ...]) -> None:
     with pytest.raises(SglbatchError, match="single local data file"):
         default_output(Path("mc.py"), data)

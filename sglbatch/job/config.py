@@ -266,7 +266,8 @@ def default_output(template: Path, data: tuple[str, ...]) -> Path:
         SglbatchError: ``output-needed`` when the data is not one local file.
     """
     path = Path(data[0]) if len(data) == 1 else Path()
-    if not path.name or data[0] == "-" or "://" in data[0] or any(c in data[0] for c in "*?["):
+    pattern = any(c in data[0] for c in "*?[") and not path.exists()
+    if not path.name or data[0] == "-" or "://" in data[0] or pattern:
         raise SglbatchError(
             "output-needed",
             "the output's name can only be made up for a single local data file",
@@ -287,7 +288,9 @@ def _one_of(option: str, values: Iterable[str], allowed: tuple[str, ...]) -> Non
 
 
 def _at_least(option: str, value: float | None, least: float) -> None:
-    if value is not None and not value >= least:
+    if value is not None and not (value >= least and isfinite(value)):
         raise SglbatchError(
-            "bad-option", f"{option} must be at least {least:g}, not {value:g}", hint=f"give {option} {least:g} or more"
+            "bad-option",
+            f"{option} must be {'finite' if value > least else f'at least {least:g}'}, not {value:g}",
+            hint=f"give {option} {least:g} or more",
         )

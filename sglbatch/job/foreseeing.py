@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from sglbatch.data import check_collisions
 from sglbatch.errors import SglbatchError
 from sglbatch.job.identity import RowKeys
 from sglbatch.job.prepare import Prepared
+from sglbatch.job.writing import extra_columns, kept_columns
 from sglbatch.lang.environment import Environment
 from sglbatch.lang.graph import Graph
 from sglbatch.lang.trace import trace_program
@@ -81,6 +83,18 @@ def check_reorder(ready: Prepared) -> None:
                 where=str(ready.template.path),
                 hint=f"it marks: {', '.join(free)}" if free else f"s += sgl.any_order({name}=..., other=...)",
             )
+
+
+def check_kept(ready: Prepared) -> None:
+    """Raises SglbatchError ``column-collision`` where a kept column has the name of an answer that is sure to come.
+
+    Names that depend on answers are compared when the output is written.
+    """
+    kept = kept_columns(ready.config, ready.inputs.columns)
+    if kept:
+        nodes = trace_program(ready.template.function, {}, _environment(ready)).graph.nodes
+        answers = [str(node.value) for node in nodes if node.stream == 0 and node.kind in {"Gen", "Select"}]
+        check_collisions(kept, [*answers, *extra_columns(ready.config)], ready.config.keep_prefix)
 
 
 def _arguments(ready: Prepared, index: int) -> Mapping[str, Any] | None:

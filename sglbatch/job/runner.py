@@ -13,7 +13,7 @@ from sglbatch.errors import EXIT_DONE, EXIT_FAILED_ROWS, SglbatchError
 from sglbatch.job.config import MAY_MEND, MaxFailures, RunConfig
 from sglbatch.job.execution import Surroundings
 from sglbatch.job.folder import JobFolder
-from sglbatch.job.foreseeing import check_reorder
+from sglbatch.job.foreseeing import check_kept, check_reorder
 from sglbatch.job.job import Job
 from sglbatch.job.manifest import Finished, Manifest, changes
 from sglbatch.job.paths import JobPaths
@@ -46,6 +46,7 @@ def run_job(config: RunConfig, surroundings: Surroundings, *, restart: bool = Fa
             ready = stack.enter_context(prepared(config, tell=progress.note))
             _check_no_stranger(paths, restart)
             check_reorder(ready)
+            check_kept(ready)
             manifest = make_manifest(ready)
         folder = stack.enter_context(JobFolder(paths, restart=restart, progress=progress))
         if folder.previous is not None:

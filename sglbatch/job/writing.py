@@ -43,7 +43,7 @@ def write_rows(target: Path, store: RowStore, *, inputs: Rows | None, config: Ru
     """
     declared = _declared_types(store)
     kept = kept_columns(config, inputs.columns) if inputs else []
-    names = check_collisions(kept, [*declared, *_extras(config)], config.keep_prefix)
+    names = check_collisions(kept, [*declared, *extra_columns(config)], config.keep_prefix)
 
     def rows() -> Iterator[OutputRow]:
         for row in store:
@@ -62,7 +62,8 @@ def _declared_types(store: RowStore) -> dict[str, VarType | None]:
     return types
 
 
-def _extras(config: RunConfig) -> list[str]:
+def extra_columns(config: RunConfig) -> list[str]:
+    """What ``--save`` adds to the output."""
     return [TRANSCRIPT_COLUMN] if "transcript" in config.save else []
 
 
