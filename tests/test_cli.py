@@ -104,6 +104,7 @@ def test_a_job_by_hand(tmp_path: Path, smollm2_dir: Path) -> None:
     )
     done = sglbatch(*arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+    assert "leaked" not in done.stderr, "libraries have nothing to complain about at exit"
     report = json.loads(done.stdout)
     assert (report["rows"], report["rows_failed"], report["requests"]) == (4, 1, 7)
     assert report["computed_prompt_tokens"] > 0 and report["generated_tokens"] > 0

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -104,14 +105,14 @@ class Execution:
         """Makes the calls in the plan's order, and whatever follows from them, until every program has ended."""
         self._driver.attach(backend)
         self._driver.submit([calls[i] for i in plan.order.tolist()], range(len(calls)))
-        gc.freeze()  # planned programs live long: full collections would look at each of them again and again
         start = time.monotonic()
-        while self._driver.unfinished:
-            self._stop.check()
-            ended = self._step()
-            num_ended = self._take_ended(ended)
-            self._after_step()
-            self._progress.advance(num_ended, **_numbers(backend.stats(), time.monotonic() - start))
+        with _frozen_heap():
+            while self._driver.unfinished:
+                self._stop.check()
+                ended = self._step()
+                num_ended = self._take_ended(ended)
+                self._after_step()
+                self._progress.advance(num_ended, **_numbers(backend.stats(), time.monotonic() - start))
 
     def _step(self) -> list[Program]:
         try:
@@ -167,6 +168,19 @@ class Execution:
             dtypes=outcome.dtypes,
             transcript=outcome.transcript if self._with_transcript else None,
         )
+
+
+@contextmanager
+def _frozen_heap() -> Iterator[None]:
+    """Planned programs live long: full collections would look at each of them again and again.
+
+    Thawed at the end, since libraries complain at exit about what is never collected.
+    """
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _numbers(stats: BackendStats, seconds: float) -> dict[str, str]:
