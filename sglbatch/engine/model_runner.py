@@ -111,9 +111,9 @@ class ModelRunner:
             layer_idx = getattr(module, "layer_idx", None)
             if isinstance(layer_idx, int):
                 module.sglbatch_pool = self._pools.setdefault(layer_idx, LayerPool())  # type: ignore[assignment]
-        self._body_name: str = model.base_model_prefix  # type: ignore[assignment]
-        self.body = _Body(getattr(model, self._body_name))
-        setattr(model, self._body_name, self.body)
+        name: str = model.base_model_prefix  # type: ignore[assignment]
+        self.body = _Body(getattr(model, name))
+        setattr(model, name, self.body)
         self._kernels = kernels
         self._fused: FusedBody | None = None
         self._graphs: DecodeGraphs | None = None
