@@ -102,11 +102,14 @@ def Runtime(model_path: str, **options: Any) -> LocalEngine:
         ModelError: the model cannot be had or run.
     """
     from sglbatch.engine import load_engine
+    from sglbatch.engine.automaton_cache import AutomatonCache
+    from sglbatch.engine.fsm import Compiler
     from sglbatch.models import resolve_model
     from sglbatch.tokenizer import Tokenizer
 
     model = resolve_model(model_path)
     backend: LocalEngine = load_engine(model, Tokenizer.load(model.path), **{"retain": True, **options})
+    backend.compiler = Compiler(AutomatonCache())
     return backend
 
 
@@ -141,7 +144,7 @@ def OpenAI(
 
     found = resolve_api_model(model, base_url=base_url, key_env=api_key_env)
     endpoint = Endpoint(model=found, limits=Limits(), timeout_s=timeout_s)
-    return ApiBackend(endpoint, counter_for(None), concurrency=concurrency)
+    return ApiBackend(endpoint, counter_for(None, found.family), concurrency=concurrency)
 
 
 def RuntimeEndpoint(base_url: str, *, model: str = "default", api_key_env: str | None = None) -> ApiBackend:
@@ -203,12 +206,13 @@ def constraint_for_schema(
         ConstraintError: the schema is no schema, or nothing satisfies it, or it is too large.
         UnsupportedSchemaError: a keyword cannot be enforced; it has ``keyword`` and ``path``.
     """
+    from sglbatch.engine.automaton_cache import AutomatonCache
     from sglbatch.engine.fsm.compiled import parse_schema
     from sglbatch.engine.fsm.public import compiled_schema
     from sglbatch.lang.schemas import schema_text
 
     value = parse_schema(schema_text(schema))
-    return compiled_schema(value, tokenizer, separators=separators, allow_unenforced=allow_unenforced)
+    return compiled_schema(value, tokenizer, AutomatonCache(), separators=separators, allow_unenforced=allow_unenforced)
 
 
 def constraint_for_regex(pattern: str, tokenizer: Tokenizer) -> CompiledConstraint:
@@ -217,6 +221,7 @@ def constraint_for_regex(pattern: str, tokenizer: Tokenizer) -> CompiledConstrai
     Raises:
         ConstraintError: the pattern is no regex, matches nothing, is too large, or has a part that cannot be enforced.
     """
+    from sglbatch.engine.automaton_cache import AutomatonCache
     from sglbatch.engine.fsm.public import compiled_regex
 
-    return compiled_regex(pattern, tokenizer)
+    return compiled_regex(pattern, tokenizer, AutomatonCache())

@@ -10,6 +10,7 @@ import pytest
 
 import sglbatch as sgl
 from sglbatch.engine import load_engine
+from sglbatch.engine.fsm.compiled import Compiler
 from sglbatch.engine.fsm.regex import compile_regex
 from sglbatch.lang import Driver, Program, load_template
 from sglbatch.lang.function import SglFunction
@@ -29,7 +30,7 @@ ROWS = [{"question": "x" * length, "topic": f"t{length % 3}"} for length in rang
 def distrust(function: SglFunction, rows: Sequence[Mapping[str, Any]] = ROWS) -> str | None:
     used = {parameter.name for parameter in function.parameters}
     trace = trace_program(function, {})
-    return check_trace(trace, function, [{k: row[k] for k in used} for row in rows], PLAIN_ENVIRONMENT)
+    return check_trace(trace, function, [{k: row[k] for k in used} for row in rows], PLAIN_ENVIRONMENT, Compiler())
 
 
 # --- which traces are trusted ------------------------------------------------------------------
@@ -55,7 +56,9 @@ def test_templates_that_are_trusted(smollm2_tokenizer: Tokenizer) -> None:
     for name in SAMPLES:
         template = load_template(_template(name))
         rows = [template.bind(list(row), {}).arguments(row) for row in _rows(SAMPLES[name][0])]
-        found[name] = check_trace(trace_program(template.function, {}), template.function, rows, PLAIN_ENVIRONMENT)
+        found[name] = check_trace(
+            trace_program(template.function, {}), template.function, rows, PLAIN_ENVIRONMENT, Compiler()
+        )
     trusted = {"classify", "extract", "judge", "self_consistency", "skeleton", "json_extract"}
     assert {name for name, reason in found.items() if reason is None} == trusted
     assert found["chat"] == "branches on the answer 'verdict' (chat.py:24)"
@@ -81,9 +84,9 @@ def test_conditions_on_a_column_are_not_trusted() -> None:
     def by_value(s: Any, topic: str) -> None:
         s += ("one" if topic == "t1" else "other") + sgl.gen("a")
 
-    assert distrust(by_length) == "looks into the column 'question' (len) (test_planner_foresight.py:71)"
+    assert distrust(by_length) == "looks into the column 'question' (len) (test_planner_foresight.py:74)"
     assert distrust(by_length_of_a_text) == "does something else on checked row 31"
-    assert distrust(by_value) == "branches on the column 'topic' (test_planner_foresight.py:82)"
+    assert distrust(by_value) == "branches on the column 'topic' (test_planner_foresight.py:85)"
 
 
 def test_randomness_is_not_trusted() -> None:
@@ -114,7 +117,7 @@ def test_results_that_decide_are_not_trusted() -> None:
             s += sgl.gen("b")
 
     assert "does something else" in str(distrust(by_text))
-    assert distrust(by_number) == "makes a number of the answer 'n' (test_planner_foresight.py:113)"
+    assert distrust(by_number) == "makes a number of the answer 'n' (test_planner_foresight.py:116)"
 
 
 @pytest.mark.parametrize(("number", "most"), [(0, 32), (1, 32), (31, 32), (32, 32), (1000, 32)])
@@ -200,7 +203,7 @@ def test_planned_tokens_are_those_that_the_engine_computes(name: str, smollm2_to
 
 
 def _stand_in_tokens(name: str, tokenizer: Tokenizer, longest: bool) -> CallTokens:
-    rehearsal = RehearsalBackend(lambda request: stand_in(request, longest=longest), context_len=8192)
+    rehearsal = RehearsalBackend(lambda request: stand_in(request, Compiler(), longest=longest), context_len=8192)
     _run(name, tokenizer, rehearsal, 4)
     return CallTokens.of(rehearsal.answered)
 

@@ -7,11 +7,9 @@ from typing import Protocol
 
 from sglbatch.engine.choice import Choice
 from sglbatch.engine.decision import Output
-from sglbatch.engine.fsm.automaton import Automaton
-from sglbatch.engine.fsm.compiled import compile_constraint
+from sglbatch.engine.fsm.compiled import Compiler
 from sglbatch.engine.fsm.guide import Forced, Guide
 from sglbatch.engine.fsm.masks import TokenMasks
-from sglbatch.engine.fsm.schema import SchemaConstraint
 from sglbatch.engine.generation import Generation
 from sglbatch.engine.input_scores import InputScores
 from sglbatch.engine.radix.order import depth_first_order
@@ -84,7 +82,8 @@ class LocalEngine:
         self._in_flight: tuple[Step, Pending] | None = None
         self._refused: list[Result] = []
         self._masks: TokenMasks | None = None
-        self._compiled: dict[Constraint, Automaton | SchemaConstraint] = {}
+        self.compiler = Compiler()
+        """What compiles constraints; the caller's, where automata are to be kept on disk."""
         self._forced: dict[Guide, Forced] = {}
         self.jump_forward = True
         """Take forced runs in one step; off, the same tokens one a step (to compare)."""
@@ -241,10 +240,7 @@ class LocalEngine:
         if self._masks is None:
             tokenizer = self.tokenizer
             self._masks = TokenMasks(tokenizer.token_bytes, tokenizer.eos_token_ids, tokenizer.vocab_size)
-        compiled = self._compiled.get(constraint)
-        if compiled is None:
-            compiled = self._compiled[constraint] = compile_constraint(constraint)
-        return self._masks.guide(compiled)
+        return self._masks.guide(self.compiler.compile(constraint))
 
     def _forced_runs(self, guide: Guide) -> Forced:
         if guide not in self._forced:

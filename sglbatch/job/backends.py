@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sglbatch.api_spec import ApiModel
 from sglbatch.job.config import RunConfig
@@ -11,6 +11,9 @@ from sglbatch.job.paths import JobPaths
 from sglbatch.models import LocalModel
 from sglbatch.tokenizer import Tokenizer
 from sglbatch.types import Backend
+
+if TYPE_CHECKING:
+    from sglbatch.engine.engine import LocalEngine
 
 MAX_BATCHED_CALLS: Final = 1_000_000
 """Calls that may wait for their batches at a time. All of a wave speculates: the next wave may be a day away."""
@@ -27,12 +30,15 @@ def load_backend(model: LocalModel | ApiModel, tokenizer: Tokenizer | None, conf
 def load_local(model: LocalModel, tokenizer: Tokenizer, config: RunConfig) -> Backend:
     """The engine in this process. Imports torch."""
     from sglbatch.engine import load_engine
+    from sglbatch.engine.automaton_cache import AutomatonCache
+    from sglbatch.engine.fsm import Compiler
 
     sizes: dict[str, Any] = {"kv_tokens": config.kv_tokens, "max_batch_tokens": config.max_batch_tokens}
     given = {name: value for name, value in sizes.items() if value is not None}
-    backend: Backend = load_engine(
+    backend: LocalEngine = load_engine(
         model, tokenizer, device=config.device, dtype=config.dtype, reserve=config.reserve, **given
     )
+    backend.compiler = Compiler(AutomatonCache())
     return backend
 
 
@@ -57,13 +63,13 @@ def load_api(model: ApiModel, tokenizer: Tokenizer | None, config: RunConfig) ->
     budget = Budget(prices, max_cost=cap, batch=config.batch_api)
     endpoint = Endpoint(model=model, limits=limits, budget=budget, timeout_s=config.request_timeout_s)
     weight = output_weight(prices) or OUTPUT_WEIGHT
+    counter = counter_for(tokenizer, model.family)
     if not config.batch_api:
-        speculation = Speculation(weight)
-        return ApiBackend(endpoint, counter_for(tokenizer), concurrency=config.concurrency, speculation=speculation)
+        return ApiBackend(endpoint, counter, concurrency=config.concurrency, speculation=Speculation(weight))
     path = None if config.output is None else JobPaths(output=config.output).batches
     return ApiBackend(
         endpoint,
-        counter_for(tokenizer),
+        counter,
         concurrency=MAX_BATCHED_CALLS,
         speculation=Speculation(weight, probes=MAX_BATCHED_CALLS),
         batches=BatchStore(path=path, detach=config.detach),

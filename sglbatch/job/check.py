@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from sglbatch.engine.automaton_cache import AutomatonCache
 from sglbatch.engine.fsm import SchemaConstraint
 from sglbatch.engine.fsm.compiled import parse_schema
 from sglbatch.errors import EXIT_DONE, EXIT_FAILED_ROWS, ConstraintError, SglbatchError
@@ -35,6 +36,7 @@ def check(
             parse_schema(_text(schema)),
             separators="compact" if compact else "json",
             allow_unenforced=allow_unenforced,
+            store=AutomatonCache(),
         )
     except ConstraintError as error:
         error.where = str(schema)

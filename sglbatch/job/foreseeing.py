@@ -30,7 +30,7 @@ def foresee(ready: Prepared) -> Foresight:
     trace = trace_program(function, {}, environment)
     num_rows = len(ready.rows)
     checked = [arguments for index in spread(num_rows) if (arguments := _arguments(ready, index)) is not None]
-    distrusted = check_trace(trace, function, checked, environment)
+    distrusted = check_trace(trace, function, checked, environment, ready.compiler)
     if distrusted is not None:
         return Foresight(graph=trace.graph, distrusted=distrusted, num_rows=num_rows)
     sample = spread(num_rows, REHEARSED_ROWS)
@@ -108,7 +108,9 @@ def _arguments(ready: Prepared, index: int) -> Mapping[str, Any] | None:
 
 def _rehearse(ready: Prepared, sample: Sequence[int], *, longest: bool) -> tuple[int, CallTokens]:
     """The number of first calls, and the tokens of all calls, of these rows."""
-    backend = RehearsalBackend(lambda request: stand_in(request, longest=longest), context_len=ready.model.context_len)
+    backend = RehearsalBackend(
+        lambda request: stand_in(request, ready.compiler, longest=longest), context_len=ready.model.context_len
+    )
     driver = ready.driver(max_outside_calls=0)
     driver.attach(backend)
     keys = RowKeys(ready.config.id_column)

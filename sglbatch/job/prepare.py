@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ from sglbatch.api_spec import ApiDialect, ApiModel, resolve_api_model
 from sglbatch.api_spec.model import is_api_model
 from sglbatch.api_spec.tokens import counter_for
 from sglbatch.data import Rows, check_writable, open_rows
+from sglbatch.engine.automaton_cache import AutomatonCache
+from sglbatch.engine.fsm import Compiler
 from sglbatch.errors import SglbatchError
 from sglbatch.job.config import RunConfig
 from sglbatch.job.writing import kept_columns
@@ -36,6 +38,7 @@ class Prepared:
         rows: the same rows with only the columns that the program and the row keys read.
         tokenizer: None where an API model's is not known.
         record: the schema of ``--schema`` for the template's last gen.
+        compiler: of the constraints that are looked at before the engine is loaded.
     """
 
     config: RunConfig
@@ -46,11 +49,12 @@ class Prepared:
     model: LocalModel | ApiModel
     tokenizer: Tokenizer | None
     record: Record | None = None
+    compiler: Compiler = field(default_factory=lambda: Compiler(AutomatonCache()))
 
     @property
     def dialect(self) -> Dialect:
         if isinstance(self.model, ApiModel):
-            return ApiDialect(self.model, counter_for(self.tokenizer))
+            return ApiDialect(self.model, counter_for(self.tokenizer, self.model.family))
         assert self.tokenizer is not None
         return TokenDialect(self.tokenizer, context_len=self.model.context_len)
 

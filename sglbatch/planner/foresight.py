@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from sglbatch.engine.fsm.compiled import Compiler
 from sglbatch.engine.radix.order import depth_first_order
 from sglbatch.lang.calls import ModelCall
 from sglbatch.lang.environment import Environment
@@ -26,7 +27,11 @@ def spread(number: int, most: int = CHECKED_ROWS) -> list[int]:
 
 
 def check_trace(
-    trace: Trace, function: SglFunction, rows: Iterable[Mapping[str, Any]], environment: Environment
+    trace: Trace,
+    function: SglFunction,
+    rows: Iterable[Mapping[str, Any]],
+    environment: Environment,
+    compiler: Compiler,
 ) -> str | None:
     """Why the trace must not be relied on; None where it does what the interpreter does on every one of ``rows``.
 
@@ -39,7 +44,7 @@ def check_trace(
         return f"fails on values that are not known yet: {trace.error}"
     for number, arguments in enumerate(rows):
         for variant in range(VARIANTS):
-            answers = _Kept(MadeUpAnswers(variant))
+            answers = _Kept(MadeUpAnswers(variant, compiler))
             real = run_traced(function, arguments, environment, answers)
             if real.stopped is not None:
                 return real.stopped

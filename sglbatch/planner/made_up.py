@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Final
 
 from sglbatch.engine.fsm.automaton import Automaton
-from sglbatch.engine.fsm.compiled import compile_constraint
+from sglbatch.engine.fsm.compiled import Compiler
 from sglbatch.errors import ConstraintError
 from sglbatch.lang.calls import Choices, ModelCall
 from sglbatch.types import BackendStats, Choose, Constraint, Generate, Request, Result, Usage
@@ -27,33 +26,35 @@ class MadeUpAnswers:
 
     Args:
         variant: 0 to VARIANTS - 1; each makes other choices and texts.
+        compiler: of their constraints.
     """
 
-    def __init__(self, variant: int) -> None:
+    def __init__(self, variant: int, compiler: Compiler) -> None:
         self._variant = variant
+        self._compiler = compiler
 
     def text(self, call: ModelCall) -> str:
         if isinstance(call.question, Choices):
             choices = call.question.choices
             return choices[self._variant * (len(choices) - 1) // (VARIANTS - 1)]
-        return made_up_text(call.question, self._variant)
+        return made_up_text(call.question, self._compiler, self._variant)
 
 
-def made_up_text(question: Generate, variant: int = 0) -> str:
+def made_up_text(question: Generate, compiler: Compiler, variant: int = 0) -> str:
     """A text that a gen may answer."""
-    example = None if question.constraint is None else _example(question.constraint, variant)
+    example = None if question.constraint is None else _example(question.constraint, compiler, variant)
     return FREE_TEXTS[variant % len(FREE_TEXTS)] if example is None else example
 
 
-@lru_cache(maxsize=256)
-def _example(constraint: Constraint, variant: int) -> str | None:
+def _example(constraint: Constraint, compiler: Compiler, variant: int) -> str | None:
     """A short text that matches; None where there is no telling."""
+    if constraint.kind != "regex":
+        return "{}"
     try:
-        compiled = compile_constraint(constraint, allow_unenforced=True)
+        compiled = compiler.compile(constraint)
     except ConstraintError:
         return None  # the plan has its own check of constraints
-    if not isinstance(compiled, Automaton):
-        return "{}"
+    assert isinstance(compiled, Automaton), "what a regex compiles to"
     return short_match(compiled, skip=variant // 2, descending=bool(variant % 2))
 
 
@@ -120,7 +121,7 @@ class RehearsalBackend:
         self._waiting = []
 
 
-def stand_in(request: Request, *, longest: bool) -> Result:
+def stand_in(request: Request, compiler: Compiler, *, longest: bool) -> Result:
     """An answer of one token, or of as many as there may be; its ids are nobody else's."""
     operation = request.operation
     prompt_len = len(request.prompt_ids)
@@ -135,7 +136,7 @@ def stand_in(request: Request, *, longest: bool) -> Result:
     first = -1 - request.request_id * 1_000_003
     return Result(
         request_id=request.request_id,
-        text=made_up_text(operation),
+        text=made_up_text(operation, compiler),
         output_ids=tuple((first - i) % -(2**31) for i in range(num_tokens)),
         finish_reason="length",
         usage=Usage(prompt_tokens=prompt_len, generated_tokens=num_tokens),

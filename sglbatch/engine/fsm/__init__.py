@@ -2,7 +2,7 @@
 
 from sglbatch.engine.fsm.automaton import Automaton, automaton_for_choices
 from sglbatch.engine.fsm.bitmask import Bitmask
-from sglbatch.engine.fsm.compiled import compile_constraint
+from sglbatch.engine.fsm.compiled import Compiler, compile_constraint
 from sglbatch.engine.fsm.guide import Forced, Guide
 from sglbatch.engine.fsm.masks import AutomatonGuide, TokenMasks
 from sglbatch.engine.fsm.regex import compile_regex
@@ -12,6 +12,7 @@ __all__ = [
     "Automaton",
     "AutomatonGuide",
     "Bitmask",
+    "Compiler",
     "Forced",
     "Guide",
     "SchemaConstraint",

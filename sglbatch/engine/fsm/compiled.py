@@ -1,28 +1,67 @@
-"""From a call's constraint to what it compiles to."""
+"""From a call's constraint to what it compiles to, once for all calls."""
 
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from typing import Any
 
 from sglbatch.engine.fsm.automaton import Automaton
 from sglbatch.engine.fsm.regex import compile_regex
 from sglbatch.engine.fsm.schema import SchemaConstraint
+from sglbatch.engine.fsm.stored import AutomatonStore
 from sglbatch.errors import ConstraintError
 from sglbatch.types import Constraint
 
 
-def compile_constraint(constraint: Constraint, *, allow_unenforced: bool = False) -> Automaton | SchemaConstraint:
+class Compiler:
+    """Compiles each constraint once; what cannot be compiled is remembered as well.
+
+    Args:
+        store: keeps automata that took long, also those of a schema's patterns, beyond this process.
+        max_remembered: the least recently used go first.
+    """
+
+    def __init__(self, store: AutomatonStore | None = None, *, max_remembered: int = 1024) -> None:
+        self._store = store
+        self._max_remembered = max_remembered
+        self._known: OrderedDict[tuple[Constraint, bool], Automaton | SchemaConstraint | ConstraintError] = (
+            OrderedDict()
+        )
+
+    def compile(self, constraint: Constraint, *, allow_unenforced: bool = False) -> Automaton | SchemaConstraint:
+        """As ``compile_constraint``; for an equal constraint the same object, or the same error."""
+        key = (constraint, allow_unenforced)
+        found = self._known.get(key)
+        if found is None:
+            try:
+                found = compile_constraint(constraint, allow_unenforced=allow_unenforced, store=self._store)
+            except ConstraintError as error:
+                found = error
+            self._known[key] = found
+            if len(self._known) > self._max_remembered:
+                self._known.popitem(last=False)
+        self._known.move_to_end(key)
+        if isinstance(found, ConstraintError):
+            raise found.with_traceback(None)  # which would grow with every call
+        return found
+
+
+def compile_constraint(
+    constraint: Constraint, *, allow_unenforced: bool = False, store: AutomatonStore | None = None
+) -> Automaton | SchemaConstraint:
     """The automaton of a regex or the machine of a schema.
 
     Args:
         allow_unenforced: leave keywords that cannot be enforced to validation, as a lax constraint does.
+        store: see ``Compiler``.
 
     Raises ConstraintError: as ``compile_regex`` and ``SchemaConstraint``; invalid-schema for text that is no JSON.
     """
     if constraint.kind == "regex":
-        return compile_regex(constraint.source)
-    return SchemaConstraint(parse_schema(constraint.source), allow_unenforced=allow_unenforced or constraint.lax)
+        return compile_regex(constraint.source, store=store)
+    schema = parse_schema(constraint.source)
+    return SchemaConstraint(schema, allow_unenforced=allow_unenforced or constraint.lax, store=store)
 
 
 def parse_schema(text: str) -> Any:

@@ -13,6 +13,7 @@ from sglbatch.engine.fsm.machine_guide import MachineGuide
 from sglbatch.engine.fsm.masks import AutomatonGuide, TokenMasks
 from sglbatch.engine.fsm.regex import compile_regex
 from sglbatch.engine.fsm.schema import SchemaConstraint
+from sglbatch.engine.fsm.stored import AutomatonStore
 from sglbatch.errors import SglbatchError
 from sglbatch.tokenizer import Tokenizer
 
@@ -24,7 +25,7 @@ class ConstraintStats:
     Args:
         compiled_to: automaton (a regex: all states made at once) or machine (a schema: states made as they are met).
         num_states: states made so far.
-        compile_s: seconds from the source to the first state.
+        compile_s: seconds from the source to the first state; of a regex that was compiled before, of reading it.
         unenforced: what is left to validation, as "keyword at path".
     """
 
@@ -97,13 +98,21 @@ class CompiledConstraint:
 
 
 def compiled_schema(
-    schema: Any, tokenizer: Tokenizer, *, separators: Literal["json", "compact"], allow_unenforced: bool
+    schema: Any,
+    tokenizer: Tokenizer,
+    store: AutomatonStore,
+    *,
+    separators: Literal["json", "compact"],
+    allow_unenforced: bool,
 ) -> CompiledConstraint:
-    return _timed(lambda: SchemaConstraint(schema, separators=separators, allow_unenforced=allow_unenforced), tokenizer)
+    return _timed(
+        lambda: SchemaConstraint(schema, separators=separators, allow_unenforced=allow_unenforced, store=store),
+        tokenizer,
+    )
 
 
-def compiled_regex(pattern: str, tokenizer: Tokenizer) -> CompiledConstraint:
-    return _timed(lambda: compile_regex(pattern), tokenizer)
+def compiled_regex(pattern: str, tokenizer: Tokenizer, store: AutomatonStore) -> CompiledConstraint:
+    return _timed(lambda: compile_regex(pattern, store=store), tokenizer)
 
 
 def _timed(compile_it: Callable[[], Automaton | SchemaConstraint], tokenizer: Tokenizer) -> CompiledConstraint:

@@ -38,6 +38,7 @@ from typing import Any, Final
 from sglbatch.engine.fsm.automaton import Automaton
 from sglbatch.engine.fsm.budget import Budget
 from sglbatch.engine.fsm.nfa import Fragment, NfaBuilder
+from sglbatch.engine.fsm.stored import AutomatonStore, stored_or_built
 from sglbatch.engine.fsm.utf8 import SURROGATES, Ranges, complement, normalise
 from sglbatch.errors import ConstraintError
 
@@ -66,8 +67,10 @@ _REFUSED: Final[dict[Any, tuple[str, str]]] = {
 _CASE_HINT: Final = "write both cases out without the flag, such as [éÉ]"
 
 
-def compile_regex(pattern: str, budget: Budget | None = None) -> Automaton:
+def compile_regex(pattern: str, budget: Budget | None = None, *, store: AutomatonStore | None = None) -> Automaton:
     """The automaton of the texts for which ``re.fullmatch(pattern, text, re.ASCII)`` matches.
+
+    ``store`` keeps it where building it took long.
 
     Raises ConstraintError with the code
         invalid-regex: Python's parser rejects it (its message and position are given);
@@ -76,15 +79,7 @@ def compile_regex(pattern: str, budget: Budget | None = None) -> Automaton:
         constraint-too-large: the automaton would need more states or steps than ``budget`` allows.
     """
     budget = budget or Budget()
-    builder = NfaBuilder(budget)
-    try:
-        tree = parse_regex(pattern)
-        whole = Lowering(builder, budget).sequence(tree, tree.state.flags, at_start=True, at_end=True)
-    except RecursionError as error:
-        raise ConstraintError(
-            "constraint-too-large", "the regex has groups nested too deeply", hint="nest fewer groups"
-        ) from error
-    automaton = builder.build(whole)
+    automaton = stored_or_built(store, f"regex {pattern}", budget, lambda: _built(pattern, budget))
     if automaton is None:
         raise ConstraintError(
             "unsatisfiable-regex",
@@ -98,6 +93,18 @@ def compile_regex(pattern: str, budget: Budget | None = None) -> Automaton:
             hint="write what the value looks like, or leave the regex out for free text",
         )
     return automaton
+
+
+def _built(pattern: str, budget: Budget) -> Automaton | None:
+    builder = NfaBuilder(budget)
+    try:
+        tree = parse_regex(pattern)
+        whole = Lowering(builder, budget).sequence(tree, tree.state.flags, at_start=True, at_end=True)
+    except RecursionError as error:
+        raise ConstraintError(
+            "constraint-too-large", "the regex has groups nested too deeply", hint="nest fewer groups"
+        ) from error
+    return builder.build(whole)
 
 
 def parse_regex(pattern: str) -> Any:

@@ -15,6 +15,7 @@ from sglbatch.engine.fsm.schema_numbers import number_text
 from sglbatch.engine.fsm.schema_parts import INFINITE, json_bytes
 from sglbatch.engine.fsm.schema_reader import SchemaReader
 from sglbatch.engine.fsm.schema_values import Form, Parts
+from sglbatch.engine.fsm.stored import AutomatonStore
 from sglbatch.errors import ConstraintError
 
 MAX_DEPTH = 256
@@ -30,6 +31,7 @@ class SchemaConstraint:
         draft: of a schema that does not say.
         formats: ``format`` is a condition.
         allow_unenforced: leave out what cannot be enforced, for validation afterwards; see ``unenforced``.
+        store: keeps the automata of patterns that took long.
 
     Raises:
         ConstraintError: invalid-schema, unsatisfiable-schema, constraint-too-large; UnsupportedSchemaError.
@@ -43,6 +45,7 @@ class SchemaConstraint:
         draft: Literal["7", "2020-12"] = "2020-12",
         formats: bool = True,
         allow_unenforced: bool = False,
+        store: AutomatonStore | None = None,
     ) -> None:
         self.schema = schema
         self.unenforced: list[str] | None = [] if allow_unenforced else None
@@ -56,6 +59,7 @@ class SchemaConstraint:
                 formats=formats,
                 unenforced=self.unenforced,
                 budget=self._budget,
+                store=store,
             )
             self._parts = Parts(self._reader, self._form, self._budget)
         except RecursionError as error:

@@ -18,6 +18,7 @@ from sglbatch.engine.fsm.budget import Budget
 from sglbatch.engine.fsm.nfa import Fragment, NfaBuilder
 from sglbatch.engine.fsm.product import combine
 from sglbatch.engine.fsm.regex import Dialect, Lowering, ascii_category, parse_regex
+from sglbatch.engine.fsm.stored import AutomatonStore, stored_or_built
 from sglbatch.engine.fsm.utf8 import MAX_CODE_POINT, Ranges, complement, normalise
 from sglbatch.errors import ConstraintError
 
@@ -45,11 +46,15 @@ _ECMA_ESCAPES: Final = re.compile(
 )
 
 
-def pattern_automaton(pattern: str, budget: Budget) -> Automaton | None:
-    """The texts in which ``pattern`` is found; None when there are none.
+def pattern_automaton(pattern: str, budget: Budget, store: AutomatonStore | None = None) -> Automaton | None:
+    """The texts in which ``pattern`` is found; None when there are none. See ``stored_or_built`` for ``store``.
 
     Raises ConstraintError as ``compile_regex`` does.
     """
+    return stored_or_built(store, f"pattern {pattern}", budget, lambda: _pattern_automaton(pattern, budget))
+
+
+def _pattern_automaton(pattern: str, budget: Budget) -> Automaton | None:
     tree = list(parse_regex(_as_python(pattern)))
     while len(tree) == 1 and tree[0][0] is op.SUBPATTERN and not tree[0][1][1] and not tree[0][1][2]:
         tree = list(tree[0][1][3])
@@ -209,6 +214,6 @@ def _outer(category: Any) -> Ranges:
 @lru_cache(maxsize=3)
 def _wide(category: Any) -> Ranges:
     """Digits, blanks or word characters of every script."""
-    characters = "".join(map(chr, range(MAX_CODE_POINT + 1)))
+    characters = np.arange(MAX_CODE_POINT + 1, dtype="<u4").tobytes().decode("utf-32-le", "surrogatepass")
     runs = re.finditer(_WIDE_SOURCE[category], characters)
     return normalise((match.start(), match.end() - 1) for match in runs)

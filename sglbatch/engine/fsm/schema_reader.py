@@ -33,6 +33,7 @@ from sglbatch.engine.fsm.schema_node import (
 from sglbatch.engine.fsm.schema_numbers import NumberSet, exact, number_not
 from sglbatch.engine.fsm.schema_patterns import pattern_automaton
 from sglbatch.engine.fsm.schema_texts import ALL_TEXTS, TextSet, text_and, text_not, without_words, words_set
+from sglbatch.engine.fsm.stored import AutomatonStore
 from sglbatch.errors import ConstraintError, UnsupportedSchemaError
 
 TYPES: Final = ("null", "boolean", "object", "array", "number", "string", "integer")
@@ -50,15 +51,24 @@ class SchemaReader:
         draft: see ``Documents``.
         formats: ``format`` is a condition; else it only describes, as the specification's default is.
         unenforced: collects "keyword at path" of what is left to validation; None refuses it.
+        store: keeps the automata of patterns.
     """
 
     def __init__(
-        self, document: Any, *, draft: int, formats: bool, unenforced: list[str] | None, budget: Budget
+        self,
+        document: Any,
+        *,
+        draft: int,
+        formats: bool,
+        unenforced: list[str] | None,
+        budget: Budget,
+        store: AutomatonStore | None = None,
     ) -> None:
         self._documents = Documents(document, draft=draft)
         self._formats = formats
         self._unenforced = unenforced
         self._budget = budget
+        self._store = store
         self._nodes: dict[Conj, Node] = {}
         self._literals: dict[tuple[Place, bool], Node] = {}
         self._in_draft: dict[Place, Place] = {}
@@ -346,7 +356,7 @@ class SchemaReader:
             raise _invalid(place, keyword, "it must be a regex as text")
         if pattern not in self._patterns:
             try:
-                automaton = pattern_automaton(pattern, self._budget)
+                automaton = pattern_automaton(pattern, self._budget, self._store)
             except ConstraintError as error:
                 if error.code == "invalid-regex":
                     raise _invalid(place, keyword, error.message) from error
