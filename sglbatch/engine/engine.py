@@ -45,6 +45,8 @@ MAX_FORCED = 256
 class Runner(Protocol):
     """What puts a step through a model; ``ModelRunner``, and a stub in tests of the scheduler."""
 
+    def best_rows(self, num_ready: int) -> int: ...
+
     def launch(self, step: Step, samplings: Seq[Sampling | None]) -> Pending: ...
 
 
@@ -125,8 +127,13 @@ class LocalEngine:
 
     def _launch(self, *, halve: bool) -> tuple[Step, Pending] | None:
         """Schedules and launches a step; with ``halve`` only half of many decoding rows, so that two cohorts form."""
-        num_running = len(self.scheduler.running)
-        limit = num_running // 2 if halve and num_running >= 2 * MIN_OVERLAP_TOKENS else None
+        limit = None
+        if self._overlap:
+            num_ready = sum(1 for sequence in self.scheduler.running if not sequence.in_flight)
+            if halve and num_ready >= 2 * MIN_OVERLAP_TOKENS:
+                num_ready //= 2
+            if num_ready >= MIN_OVERLAP_TOKENS:
+                limit = self._runner.best_rows(num_ready)
         step = self.scheduler.schedule(limit)
         if not step.pieces and not step.actions:
             return None

@@ -176,6 +176,10 @@ class ModelRunner:
             scratch = len(next(iter(self._pools.values())).k_NKD) - 1
             self._graphs = DecodeGraphs(fused, group=self._group, device=self.device, scratch_slot=scratch)
 
+    def best_rows(self, num_ready: int) -> int:
+        """How many of so many rows that could decode a step should take."""
+        return num_ready if self._graphs is None else self._graphs.best_rows(num_ready)
+
     def run(self, step: Step, samplings: Sequence[Sampling | None]) -> list[Output]:
         """``launch`` and wait."""
         return self.launch(step, samplings).result()

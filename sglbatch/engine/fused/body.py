@@ -25,6 +25,9 @@ from sglbatch.engine.layer_pool import LayerPool
 FUSABLE = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM"})
 """Architectures whose layers are: norm, q/k/v, full rotary embedding, attention, o, norm, SiLU-gated MLP."""
 
+PRODUCT_REPEATS = 6
+"""Layers on which products are timed."""
+
 
 def is_fusable(model: nn.Module, body: Any) -> bool:
     """Whether the layers of a model's body have the shape that ``FusedBody`` computes."""
@@ -150,6 +153,26 @@ class FusedBody:
             normed, residual = add_rms_norm(layer.out(attended), residual, layer.post_norm)
             hidden_TH = layer.mlp(normed)
         return add_rms_norm(hidden_TH, residual, self._norm)[0]
+
+    @torch.inference_mode()
+    def products_s(self, num_rows: int) -> float:
+        """Seconds that the matrix products of one layer take for so many rows: the least of some layers' times.
+
+        Values matter: a device that multiplies zeros draws less power and is quicker.
+        """
+        layers = self._layers[:PRODUCT_REPEATS]
+        weights = [(layer.qkv, layer.out.weight, layer.gate_up, layer.down.weight) for layer in layers]
+        inputs = [torch.randn(num_rows, w.shape[1], device=w.device, dtype=w.dtype) for w in weights[0]]
+        times: list[float] = []
+        for matrices in weights:
+            begin, end = (torch.Event(self._embed.weight.device, enable_timing=True) for _ in range(2))
+            begin.record()
+            for x_RI, weight_OI in zip(inputs, matrices, strict=True):
+                linear(x_RI, weight_OI)
+            end.record()
+            end.synchronize()
+            times.append(begin.elapsed_time(end) / 1000)
+        return min(times)
 
     def _rope(self, hidden_TH: torch.Tensor, positions_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         cos, sin = self._rotary(hidden_TH[None], positions_T[None])
