@@ -2,6 +2,7 @@
 """Runs the workload files on a GPU with a random-weight model and writes the times.
 
     python benchmarks/gpu.py TOKENIZER_DIR WORKLOAD.jsonl ... [--shape llama-8b] [--out results.json]
+    python benchmarks/gpu.py TOKENIZER_DIR json.jsonl [--no-jump-forward | --rebuild-masks]
 
 TOKENIZER_DIR holds a tokenizer.json (SmolLM2's for the published numbers). Each workload goes from prompts in memory to
 texts out: tokenising, planning, running. Rows, token counts and the hit rate are checked; a wrong count fails.
@@ -57,6 +58,7 @@ def random_model(shape: str, device: str) -> LlamaForCausalLM:
 
 
 def operation(row: dict[str, Any]) -> Generate:
+    """The row's call. Constraints are shared by all rows that have the same regex."""
     regex = row.get("regex")
     return Generate(
         max_tokens=row["max_tokens"],
@@ -64,6 +66,15 @@ def operation(row: dict[str, Any]) -> Generate:
         ignore_eos=bool(row["ignore_eos"]),
         constraint=Constraint(kind="regex", source=regex) if regex else None,
     )
+
+
+def with_own_constraints(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same rows, each regex one that no other row has: a comment says which row's it is.
+
+    So every row compiles its automaton, makes its masks and looks for its forced runs, as an engine does that keeps
+    nothing of a constraint from one request to the next.
+    """
+    return [row | ({"regex": f"{row['regex']}(?#row {i})"} if row.get("regex") else {}) for i, row in enumerate(rows)]
 
 
 def floor_s(engine: LocalEngine, config: Any, plan: Any, rows: list[dict[str, Any]], out_tokens: int) -> float:
@@ -84,7 +95,7 @@ def floor_s(engine: LocalEngine, config: Any, plan: Any, rows: list[dict[str, An
 def run_workload(engine: LocalEngine, tokenizer: Tokenizer, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Prompts in memory to texts out."""
     gc.collect()
-    before = engine.stats()
+    before, jumped = engine.stats(), engine.num_jumped_tokens
     start = time.perf_counter()
     prompts = tokenizer.encode_prompts([(Text(row["prompt"]),) for row in rows])
     operations = [operation(row) for row in rows]
@@ -129,6 +140,7 @@ def run_workload(engine: LocalEngine, tokenizer: Tokenizer, rows: list[dict[str,
         "best_hit_rate": round(plan.best_hit_rate, 4),
         "out_tokens": out_tokens,
         "steps": after.steps - before.steps,
+        "jumped_tokens": engine.num_jumped_tokens - jumped,
         "plan": plan,
         "step_log": step_s,
     }
@@ -144,6 +156,8 @@ def main() -> None:
     parser.add_argument("--max-batch-tokens", type=int, default=8192)
     parser.add_argument("--max-rows", type=int, default=4096)
     parser.add_argument("--reserve", default="soft", choices=["soft", "full"])
+    parser.add_argument("--no-jump-forward", action="store_true", help="forced tokens take a step each")
+    parser.add_argument("--rebuild-masks", action="store_true", help="every row's constraint is built anew")
     parser.add_argument("--profile", action="store_true", help="print where the device's time goes, first 60 steps")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
@@ -169,11 +183,14 @@ def main() -> None:
         reserve=args.reserve,
         retain=False,
     )
+    engine.jump_forward = not args.no_jump_forward
     load_s = time.perf_counter() - start
     print(f"load and warm-up {load_s:.1f} s, {engine.scheduler.config.num_slots} KV tokens", flush=True)
     table = []
     for file in args.files:
         rows = [json.loads(line) for line in file.open()][: args.limit]
+        if args.rebuild_masks:
+            rows = with_own_constraints(rows)
         if args.profile:
             profile(engine, tokenizer, rows, file.stem)
             continue
@@ -183,10 +200,11 @@ def main() -> None:
             args.out.with_name(f"steps-{file.stem}.json").write_text(json.dumps(log))
         floor = floor_s(engine, config, result.pop("plan"), rows, result["out_tokens"])
         line = {"workload": file.stem, "model": args.shape, "kv_tokens": engine.scheduler.config.num_slots}
+        line |= {"jump_forward": engine.jump_forward, "rebuild_masks": args.rebuild_masks}
         line |= {"floor_s": round(floor, 2), "load_s": round(load_s, 1), **result}
         table.append(line)
-        print({k: line[k] for k in ("workload", "seconds", "floor_s", "plan_s", "hit_rate", "best_hit_rate",
-                                    "recomputed_tokens", "out_tokens", "steps")}, flush=True)  # fmt: skip
+        shown = ("workload", "seconds", "floor_s", "plan_s", "hit_rate", "best_hit_rate", "recomputed_tokens")
+        print({name: line[name] for name in (*shown, "out_tokens", "jumped_tokens", "steps")}, flush=True)
     if args.out and table:
         args.out.write_text(json.dumps({"machine": machine(), "results": table}, indent=1))
 
