@@ -12,9 +12,10 @@ import math
 from collections import defaultdict
 
 import numpy as np
+import torch
 
+from sglbatch.engine.draw.race import exponentials, race_keys
 from sglbatch.engine.radix.tree import common_prefix_len
-from sglbatch.engine.random import uniform
 from sglbatch.engine.sequence import Sequence
 from sglbatch.lang.choices_methods import decide
 from sglbatch.types import (
@@ -129,8 +130,8 @@ class Choice:
             chosen = int(np.argmax(logprobs))
         else:
             weights = np.exp((np.array(logprobs) - max(logprobs)) / operation.temperature)
-            threshold = uniform(self.request.seed, 0) * weights.sum()
-            chosen = min(int(np.searchsorted(weights.cumsum(), threshold, side="right")), len(weights) - 1)
+            keys_12 = torch.from_numpy(race_keys([self.request.seed], [0]))
+            chosen = int(np.argmax(weights / exponentials(keys_12, len(weights))[0].numpy()))
         return Result(
             request_id=self.request.request_id,
             finish_reason="choice",

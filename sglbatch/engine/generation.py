@@ -8,7 +8,6 @@ from typing import Final
 
 from sglbatch.engine.fsm.bitmask import Bitmask, single_bit
 from sglbatch.engine.fsm.guide import Forced, Guide
-from sglbatch.engine.random import uniform
 from sglbatch.engine.sampler import GREEDY, Drawn, Sampling
 from sglbatch.engine.sequence import Sequence
 from sglbatch.engine.text import TextBuffer
@@ -82,7 +81,8 @@ class Generation:
             top_p=operation.top_p,
             top_k=operation.top_k,
             min_p=operation.min_p,
-            uniform=0.0 if operation.greedy else uniform(self.request.seed, self.num_sampled),
+            seed=self.request.seed,
+            position=self.num_sampled,
             mask_W=self._mask(),
             penalties=self._penalties(),
             banned=self._banned_early if self.num_sampled < operation.min_tokens else self._banned_always,

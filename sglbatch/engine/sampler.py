@@ -5,14 +5,18 @@ Shape suffixes: R rows, V vocabulary, W = ceil(V / 32) mask words.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from sglbatch.engine.transfer import to_device
+from sglbatch.engine.draw.race import race_keys
+from sglbatch.engine.draw.torch import Ways, draw_tokens
+from sglbatch.engine.fsm.bitmask import Bitmask
+from sglbatch.engine.sequence import Target
+from sglbatch.engine.transfer import to_device, upload
 from sglbatch.types import TokenLogprob
 
 MASK_ROWS = 512
@@ -25,7 +29,7 @@ class Sampling:
 
     Args:
         temperature: 0 is greedy.
-        uniform: the row's random number in [0, 1).
+        seed, position: of the call, 64 bits, and the token's place in its answer: what the draw depends on.
         mask_W: int32 bitmask of allowed tokens, or None for all.
         penalties: token id -> what is taken off its logit.
         banned: tokens that may not come.
@@ -36,7 +40,8 @@ class Sampling:
     top_p: float = 1.0
     top_k: int = -1
     min_p: float = 0.0
-    uniform: float = 0.0
+    seed: int = 0
+    position: int = 0
     mask_W: npt.NDArray[np.int32] | None = None
     penalties: Mapping[int, float] = field(default_factory=dict)
     banned: tuple[int, ...] = ()
@@ -93,12 +98,39 @@ def sample_tokens(logits_RV: torch.Tensor, samplings: Sequence[Sampling]) -> tor
             _adjust(logits_RV[i], sampling)
     _apply_masks(logits_RV, samplings)
     tokens = logits_RV.argmax(dim=-1)
-    for filters in (False, True):  # apart, since they walk the vocabulary in different orders
-        drawn = [i for i, s in enumerate(samplings) if not s.greedy and s.filters == filters]
-        if drawn:
-            rows = to_device(drawn, logits_RV.device)
-            tokens[rows] = _draw(logits_RV[rows], [samplings[i] for i in drawn], filters=filters)
+    drawn = [i for i, s in enumerate(samplings) if not s.greedy]
+    if drawn:
+        ways = _ways(drawn, [samplings[i] for i in drawn], logits_RV)
+        tokens[ways.rows_R.long()] = _draw(logits_RV, ways)
     return tokens
+
+
+def _ways(rows: list[int], samplings: Sequence[Sampling], logits_RV: torch.Tensor) -> Ways:
+    vocab_size = logits_RV.shape[1]
+    top_k = [s.top_k if s.top_k > 0 else vocab_size for s in samplings]
+    arrays = {
+        "rows_R": np.array(rows, dtype=np.int32),
+        "keys_R2": race_keys([s.seed for s in samplings], [s.position for s in samplings]).ravel(),
+        "top_k_R": np.array(top_k).clip(max=vocab_size).astype(np.int32),
+    }
+    floats = {f"{name}_R": [getattr(s, name) for s in samplings] for name in ("temperature", "top_p", "min_p")}
+    arrays |= {name: np.array(values, dtype=np.float32).view(np.int32) for name, values in floats.items()}
+    sent = upload(arrays, logits_RV.device)
+    return Ways(
+        rows_R=sent["rows_R"],
+        keys_R2=sent["keys_R2"].view(-1, 2),
+        top_k_R=sent["top_k_R"],
+        filters=any(s.filters for s in samplings),
+        **{name: sent[name].view(torch.float32) for name in floats},
+    )
+
+
+def _draw(logits_RV: torch.Tensor, ways: Ways) -> torch.Tensor:
+    if logits_RV.device.type == "cpu":
+        return draw_tokens(logits_RV, ways)
+    from sglbatch.engine.draw import triton  # only where there is a GPU is there a triton for sure
+
+    return triton.draw_tokens(logits_RV, ways)
 
 
 def _adjust(logits_V: torch.Tensor, sampling: Sampling) -> None:
@@ -110,62 +142,41 @@ def _adjust(logits_V: torch.Tensor, sampling: Sampling) -> None:
 
 def _apply_masks(logits_RV: torch.Tensor, samplings: Sequence[Sampling]) -> None:
     masked = [(i, s.mask_W) for i, s in enumerate(samplings) if s.mask_W is not None]
-    if not masked:
+    for part, allowed_RV in _allowed([mask for _, mask in masked], logits_RV):
+        rows = to_device([i for i, _ in masked[part]], logits_RV.device)
+        logits_RV[rows] = logits_RV[rows].masked_fill(~allowed_RV, float("-inf"))
+
+
+def _allowed(masks: Sequence[Bitmask], logits_RV: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Some masks at a time, unpacked: which of them, and bool [their number, V]. Equal objects are uploaded once."""
+    if not masks:
         return
-    distinct = {id(mask): mask for _, mask in masked}
+    distinct = {id(mask): mask for mask in masks}
     place = {key: i for i, key in enumerate(distinct)}
     words_MW = to_device(np.stack(list(distinct.values())), logits_RV.device)
     shifts = torch.arange(32, dtype=torch.int32, device=logits_RV.device)
     allowed_MV = ((words_MW[:, :, None] >> shifts) & 1).bool().flatten(1)[:, : logits_RV.shape[1]]
-    for begin in range(0, len(masked), MASK_ROWS):
-        part = masked[begin : begin + MASK_ROWS]
-        rows = to_device([i for i, _ in part], logits_RV.device)
-        allowed_RV = allowed_MV[to_device([place[id(mask)] for _, mask in part], logits_RV.device)]
-        logits_RV[rows] = logits_RV[rows].masked_fill(~allowed_RV, float("-inf"))
+    for begin in range(0, len(masks), MASK_ROWS):
+        part = slice(begin, begin + MASK_ROWS)
+        yield part, allowed_MV[to_device([place[id(mask)] for mask in masks[part]], logits_RV.device)]
 
 
-def _draw(logits_RV: torch.Tensor, samplings: Sequence[Sampling], *, filters: bool) -> torch.Tensor:
-    """Inverse of the cumulative distribution, after temperature, top-k, top-p and min-p in this order."""
-    device = logits_RV.device
-    temperature_R = to_device([s.temperature for s in samplings], device)
-    probs_RV = torch.softmax(logits_RV / temperature_R[:, None], dim=-1).double()
-    order_RV: torch.Tensor | None = None
-    if filters:
-        probs_RV, order_RV = probs_RV.sort(dim=-1, descending=True, stable=True)
-        probs_RV = _filtered(probs_RV, samplings)
-    cumulative_RV = probs_RV.cumsum(dim=-1)
-    uniform_R = to_device(np.array([s.uniform for s in samplings]), device)
-    threshold_R1 = (uniform_R * cumulative_RV[:, -1])[:, None]
-    index_R1 = torch.searchsorted(cumulative_RV, threshold_R1, right=True)
-    last_R1 = (probs_RV > 0).cumsum(dim=-1).argmax(dim=-1, keepdim=True)
-    index_R1 = torch.minimum(index_R1, last_R1)
-    return (index_R1 if order_RV is None else order_RV.gather(1, index_R1)).squeeze(1)
-
-
-def _filtered(probs_RV: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor:
-    """Zeroes what the filters take out of descending probabilities; the most probable token always stays."""
-    device = probs_RV.device
-    vocab_size = probs_RV.shape[1]
-    top_k_R1 = to_device([s.top_k if s.top_k > 0 else vocab_size for s in samplings], device)[:, None]
-    top_p_R1 = to_device(np.array([s.top_p for s in samplings]), device)[:, None]
-    min_p_R1 = to_device(np.array([s.min_p for s in samplings]), device)[:, None]
-    probs_RV = probs_RV.masked_fill(torch.arange(vocab_size, device=device) >= top_k_R1, 0.0)
-    probs_RV = probs_RV / probs_RV.sum(dim=-1, keepdim=True)
-    before_RV = probs_RV.cumsum(dim=-1) - probs_RV
-    drop_RV = (before_RV >= top_p_R1) | (probs_RV < min_p_R1 * probs_RV[:, :1])
-    drop_RV[:, 0] = False
-    return probs_RV.masked_fill(drop_RV, 0.0)
-
-
-def score(logits_RV: torch.Tensor, targets: Sequence[Sequence[int]]) -> list[list[float]]:
-    """Log-probabilities of each row's target tokens under the unmodified distribution."""
+def score(logits_RV: torch.Tensor, targets: Sequence[Sequence[Target]]) -> list[list[float]]:
+    """Log-probabilities of each row's targets under the unmodified distribution."""
     values = iter(score_targets(logits_RV, targets).tolist())
-    return [[next(values) for _ in tokens] for tokens in targets]
+    return [[next(values) for _ in wanted] for wanted in targets]
 
 
-def score_targets(logits_RV: torch.Tensor, targets: Sequence[Sequence[int]]) -> torch.Tensor:
+def score_targets(logits_RV: torch.Tensor, targets: Sequence[Sequence[Target]]) -> torch.Tensor:
     """As ``score``, all rows' targets one after another, fp32 [sum of lens] on the logits' device."""
-    rows = to_device([i for i, tokens in enumerate(targets) for _ in tokens], logits_RV.device)
-    tokens_S = to_device([t for tokens in targets for t in tokens], logits_RV.device)
-    lse_R = torch.logsumexp(logits_RV.float(), dim=-1)
-    return logits_RV[rows, tokens_S].float() - lse_R[rows]
+    flat = [(i, target) for i, wanted in enumerate(targets) for target in wanted]
+    rows = to_device([i for i, _ in flat], logits_RV.device)
+    tokens_S = to_device([t if isinstance(t, int) else 0 for _, t in flat], logits_RV.device)
+    scores_S = logits_RV[rows, tokens_S].float()
+    places = [place for place, (_, target) in enumerate(flat) if not isinstance(target, int)]
+    masks = [target for _, target in flat if not isinstance(target, int)]
+    for part, allowed_RV in _allowed(masks, logits_RV):
+        asked = to_device(places[part], logits_RV.device)
+        masked_RV = logits_RV[rows[asked]].masked_fill(~allowed_RV, float("-inf"))
+        scores_S[asked] = torch.logsumexp(masked_RV.float(), dim=-1)
+    return scores_S - torch.logsumexp(logits_RV.float(), dim=-1)[rows]
