@@ -144,7 +144,7 @@ def OpenAI(
 
     found = resolve_api_model(model, base_url=base_url, key_env=api_key_env)
     endpoint = Endpoint(model=found, limits=Limits(), timeout_s=timeout_s)
-    return ApiBackend(endpoint, counter_for(None, found.family), concurrency=concurrency)
+    return ApiBackend(endpoint, counter_for(None), concurrency=concurrency)
 
 
 def RuntimeEndpoint(base_url: str, *, model: str = "default", api_key_env: str | None = None) -> ApiBackend:

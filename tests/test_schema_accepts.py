@@ -191,6 +191,34 @@ def test_unenforced_keywords_can_be_left_to_validation() -> None:
     assert compiled.accepts('["a", "a"]')
 
 
+def test_a_pattern_that_cannot_be_held_can_be_left_to_validation_too() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^a+(?!b)c$", "maxLength": 4}}}
+    with pytest.raises(UnsupportedSchemaError) as caught:
+        SchemaConstraint(schema)
+    assert (caught.value.keyword, caught.value.path) == ("pattern", "#/properties/a")
+    assert caught.value.hint is not None and "--allow-unenforced" in caught.value.hint
+    compiled = SchemaConstraint(schema, allow_unenforced=True)
+    assert compiled.unenforced == ["pattern at #/properties/a"]
+    assert compiled.accepts('{"a": "xyz"}') and not compiled.accepts('{"a": "aaaac"}'), "the length is still held"
+    # What must not hold cannot simply be left out: all of the "not" is.
+    negative = SchemaConstraint({"type": "string", "not": {"pattern": "^a+(?!b)c$"}}, allow_unenforced=True)
+    assert negative.unenforced == ["not at # (pattern)"] and negative.accepts('"aac"')
+
+
+@pytest.mark.parametrize(
+    ("schema", "path"),
+    [
+        ({"properties": {"a": {"type": "string", "pattern": r"^\p{L}+$"}}}, "#/properties/a"),
+        ({"type": "array", "items": {"pattern": r"^\u{61}$"}, "uniqueItems": True}, "#/items"),
+        ({"type": "array", "items": {"patternProperties": {r"\cA": True}}, "uniqueItems": True}, "#/items"),
+    ],
+)
+def test_what_validation_cannot_read_is_not_left_to_it(schema: Any, path: str) -> None:
+    with pytest.raises(UnsupportedSchemaError) as caught:
+        SchemaConstraint(schema, allow_unenforced=True)
+    assert caught.value.path == path
+
+
 def test_the_dialect_decides_what_stands_beside_a_reference() -> None:
     schema: dict[str, Any] = {"$ref": "#/definitions/a", "minimum": 3, "definitions": {"a": {"type": "integer"}}}
     assert not SchemaConstraint(schema).accepts("1")

@@ -50,7 +50,7 @@ def test_a_schema_may_be_a_dict_text_a_model_or_a_type() -> None:
     assert expression.constraint == Constraint(kind="json_schema", source=schema_text(Order))  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("bad", ["{", object(), {"a": {1, 2}}, 3.5])
+@pytest.mark.parametrize("bad", ["{", object(), {"a": {1, 2}}, 3.5, '"int"', "[1]", "5"])
 def test_what_is_no_schema_is_a_mistake_of_the_template(bad: Any) -> None:
     with pytest.raises(sgl.SglbatchError) as caught:
         gen("x", json_schema=bad)
@@ -168,10 +168,19 @@ def test_check_says_what_is_enforced_and_accepted(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert "i.jsonl:1: accepted" in result.output and "i.jsonl:3: rejected" in result.output
     assert "1 of 2 accepted" in result.output and "all of it is enforced" in result.output
+    assert "rejected: $.item: 1 is not of type 'string'" in result.output
+    schema.write_text('{"type": "string", "format": "hostname"}')
+    instances.write_text('"a.b"\n"' + ".".join("abcdefghij") + '"\n')
+    narrower = CliRunner().invoke(app, ["check", str(schema), str(instances)])
+    assert "i.jsonl:2: rejected: it is valid, but not among the values that are generated" in narrower.output
     schema.write_text('{"type": "array", "uniqueItems": true}')
     assert CliRunner().invoke(app, ["check", str(schema)]).exception.code == "unsupported-schema"  # type: ignore[union-attr]
     allowed = CliRunner().invoke(app, ["check", str(schema), "--allow-unenforced", "--json"])
     assert json.loads(allowed.output)["unenforced"] == ["uniqueItems at #"]
+    instances.write_text('["a", "b"]\n["a", "a"]\n')
+    judged = CliRunner().invoke(app, ["check", str(schema), str(instances), "--allow-unenforced"])
+    assert "1 part is only validated" in judged.output and "i.jsonl:1: accepted" in judged.output
+    assert "i.jsonl:2: rejected: $: ['a', 'a'] has non-unique elements" in judged.output
 
 
 def test_constraints_can_be_looked_at(smollm2_tokenizer: Tokenizer) -> None:

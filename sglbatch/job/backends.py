@@ -63,13 +63,13 @@ def load_api(model: ApiModel, tokenizer: Tokenizer | None, config: RunConfig) ->
     budget = Budget(prices, max_cost=cap, batch=config.batch_api)
     endpoint = Endpoint(model=model, limits=limits, budget=budget, timeout_s=config.request_timeout_s)
     weight = output_weight(prices) or OUTPUT_WEIGHT
-    counter = counter_for(tokenizer, model.family)
     if not config.batch_api:
-        return ApiBackend(endpoint, counter, concurrency=config.concurrency, speculation=Speculation(weight))
+        speculation = Speculation(weight)
+        return ApiBackend(endpoint, counter_for(tokenizer), concurrency=config.concurrency, speculation=speculation)
     path = None if config.output is None else JobPaths(output=config.output).batches
     return ApiBackend(
         endpoint,
-        counter,
+        counter_for(tokenizer),
         concurrency=MAX_BATCHED_CALLS,
         speculation=Speculation(weight, probes=MAX_BATCHED_CALLS),
         batches=BatchStore(path=path, detach=config.detach),

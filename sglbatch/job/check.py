@@ -6,12 +6,13 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sglbatch.engine.automaton_cache import AutomatonCache
 from sglbatch.engine.fsm import SchemaConstraint
 from sglbatch.engine.fsm.compiled import parse_schema
 from sglbatch.errors import EXIT_DONE, EXIT_FAILED_ROWS, ConstraintError, SglbatchError
+from sglbatch.lang.schemas import Checks
 from sglbatch.planner import escape_controls
 
 
@@ -31,9 +32,10 @@ def check(
         SglbatchError: ``cannot-read``; what ``SchemaConstraint`` raises, with the file's name.
     """
     begin = time.perf_counter()
+    source = _text(schema)
     try:
         compiled = SchemaConstraint(
-            parse_schema(_text(schema)),
+            parse_schema(source),
             separators="compact" if compact else "json",
             allow_unenforced=allow_unenforced,
             store=AutomatonCache(),
@@ -42,29 +44,46 @@ def check(
         error.where = str(schema)
         raise
     seconds = time.perf_counter() - begin
-    verdicts = list(_verdicts(compiled, instances)) if instances is not None else []
-    num_accepted = sum(accepted for _, accepted, _ in verdicts)
+    verdicts = list(_verdicts(compiled, source, instances)) if instances is not None else []
+    num_accepted = sum(verdict.reason is None for verdict in verdicts)
     if as_json:
         print(json.dumps(_as_json(compiled, seconds, verdicts), indent=2))
     else:
         print(f"{schema}: compiled in {seconds * 1000:.1f} ms; {_enforced(compiled)}")
         for place in compiled.unenforced or ():
             print(f"only validated afterwards: {escape_controls(place)}")
-        for line, accepted, text in verdicts:
-            print(f"{instances}:{line}: {'accepted' if accepted else 'rejected'}: {escape_controls(text[:100])}")
+        for verdict in verdicts:
+            print(f"{instances}:{escape_controls(verdict.render())}")
         if instances is not None:
             print(f"{num_accepted:,} of {len(verdicts):,} accepted")
     return EXIT_DONE if num_accepted == len(verdicts) else EXIT_FAILED_ROWS
 
 
 def _enforced(compiled: SchemaConstraint) -> str:
-    return f"{len(compiled.unenforced)} parts are only validated" if compiled.unenforced else "all of it is enforced"
+    num = len(compiled.unenforced or ())
+    return f"{num} part{' is' if num == 1 else 's are'} only validated" if num else "all of it is enforced"
 
 
-def _verdicts(compiled: SchemaConstraint, instances: Path) -> Iterator[tuple[int, bool, str]]:
+class _Verdict(NamedTuple):
+    """Of one line (from 1): why its value is not accepted, or None."""
+
+    line: int
+    text: str
+    reason: str | None
+
+    def render(self) -> str:
+        verdict, shown = ("accepted", self.text) if self.reason is None else ("rejected", self.reason)
+        return f"{self.line}: {verdict}: {shown if len(shown) <= 200 else shown[:200] + '…'}"
+
+
+def _verdicts(compiled: SchemaConstraint, source: str, instances: Path) -> Iterator[_Verdict]:
+    checks = Checks()
     for number, line in enumerate(_text(instances).split("\n"), start=1):
         if line.strip():
-            yield number, compiled.accepts(line), line
+            reason = checks.problem(source, line)
+            if reason is None and not compiled.accepts(line):
+                reason = "it is valid, but not among the values that are generated"
+            yield _Verdict(number, line.strip(), reason)
 
 
 def _text(path: Path) -> str:
@@ -74,9 +93,9 @@ def _text(path: Path) -> str:
         raise SglbatchError("cannot-read", f"the file cannot be read: {error}", where=str(path)) from error
 
 
-def _as_json(compiled: SchemaConstraint, seconds: float, verdicts: list[tuple[int, bool, str]]) -> dict[str, Any]:
+def _as_json(compiled: SchemaConstraint, seconds: float, verdicts: list[_Verdict]) -> dict[str, Any]:
     return {
         "compile_s": seconds,
         "unenforced": compiled.unenforced or [],
-        "instances": [{"line": line, "accepted": accepted} for line, accepted, _ in verdicts],
+        "instances": [{"line": v.line, "accepted": v.reason is None, "reason": v.reason} for v in verdicts],
     }

@@ -222,13 +222,21 @@ def read_schema(path: Path) -> str:
         SglbatchError: ``cannot-read``, ``invalid-schema``.
     """
     try:
-        return json.dumps(json.loads(path.read_text(encoding="utf-8-sig")), ensure_ascii=False)
+        schema = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         raise SglbatchError("cannot-read", f"the file cannot be read: {error}", where=str(path)) from error
     except (ValueError, RecursionError) as error:
         raise SglbatchError(
             "invalid-schema", f"this is no JSON: {error}", where=str(path), hint="give a JSON Schema as a JSON object"
         ) from error
+    if not isinstance(schema, dict | bool):
+        raise SglbatchError(
+            "invalid-schema",
+            "this is JSON but no schema, which is an object, true or false",
+            where=str(path),
+            hint="give a JSON Schema as a JSON object",
+        )
+    return json.dumps(schema, ensure_ascii=False)
 
 
 def parse_pairs(option: str, pairs: Iterable[str]) -> dict[str, str]:

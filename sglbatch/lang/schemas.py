@@ -32,6 +32,8 @@ def schema_text(schema: Any) -> str:
             schema = json.loads(schema)
         except (ValueError, RecursionError) as error:
             raise SglbatchError("invalid-argument", f"json_schema is no JSON text: {error}", hint=_HINT) from error
+        if not isinstance(schema, Mapping | bool):
+            raise SglbatchError("invalid-argument", f"json_schema is JSON text of no schema: {schema!r}", hint=_HINT)
     if not isinstance(schema, Mapping | bool):
         schema = _schema_of_type(schema)
     try:
@@ -127,13 +129,14 @@ class Checks:
         constraint = operation.constraint if isinstance(operation, Generate) else None
         if constraint is None or constraint.kind != "json_schema" or result.error is not None:
             return result
-        problem = self._problem(constraint.source, result.text)
+        problem = self.problem(constraint.source, result.text)
         if problem is None:
             return result
         message = f"the value does not satisfy its schema: {problem}; the text: {result.text}"
         return replace(result, error=ErrorInfo(code="invalid-value", message=message))
 
-    def _problem(self, source: str, text: str) -> str | None:
+    def problem(self, source: str, text: str) -> str | None:
+        """What is wrong with a text as a value of a schema (JSON text); None where nothing is."""
         try:
             value = json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -141,7 +144,7 @@ class Checks:
         try:
             found = next(self._validator(source).iter_errors(value), None)
         except re.error:
-            # A pattern in ECMA's syntax that Python's re cannot read: the engine has held the text to it.
+            # A pattern in ECMA's syntax that Python's re cannot read: the engine holds texts to it or refuses it.
             return None
         return None if found is None else f"{found.json_path}: {found.message}"
 

@@ -13,10 +13,11 @@ from sglbatch.engine.fsm.budget import Budget
 from sglbatch.engine.fsm.machine import Machine
 from sglbatch.engine.fsm.schema_numbers import number_text
 from sglbatch.engine.fsm.schema_parts import INFINITE, json_bytes
+from sglbatch.engine.fsm.schema_patterns import python_reads
 from sglbatch.engine.fsm.schema_reader import SchemaReader
 from sglbatch.engine.fsm.schema_values import Form, Parts
 from sglbatch.engine.fsm.stored import AutomatonStore
-from sglbatch.errors import ConstraintError
+from sglbatch.errors import ConstraintError, UnsupportedSchemaError
 
 MAX_DEPTH = 256
 """Nesting of a value that is judged."""
@@ -70,6 +71,8 @@ class SchemaConstraint:
             raise ConstraintError(
                 "unsatisfiable-schema", "no value satisfies the schema", hint="look for an empty enum or crossed bounds"
             )
+        if self.unenforced:
+            _check_validated(schema, "#")
         self._any_order: Machine | None = None
         dialect = schema.get("$schema") if isinstance(schema, dict) else None
         self._goes_by_digits = isinstance(dialect, str) and bool(_UP_TO_DRAFT_4.fullmatch(dialect))
@@ -123,6 +126,27 @@ class SchemaConstraint:
             text = _plain(value)
             return text + b".0" if not self._is_integer(value) and text.lstrip(b"-").isdigit() else text
         return json_bytes(value)
+
+
+def _check_validated(schema: Any, path: str) -> None:
+    """What is left to validation must be read there: by Python's ``re``, which knows fewer constructs than ECMA 262.
+
+    Raises UnsupportedSchemaError for a pattern that may be neither held nor validated.
+    """
+    if isinstance(schema, list):
+        for i, item in enumerate(schema):
+            _check_validated(item, f"{path}/{i}")
+    if not isinstance(schema, dict):
+        return
+    named = schema.get("patternProperties")
+    patterns = [("pattern", schema.get("pattern"))]
+    patterns += [("patternProperties", name) for name in (named if isinstance(named, dict) else ())]
+    for keyword, pattern in patterns:
+        if isinstance(pattern, str) and not python_reads(pattern):
+            reason = f"validation, which other parts of the schema are left to, cannot read {pattern!r}"
+            raise UnsupportedSchemaError(keyword, path, reason, hint="write it in the syntax of Python's re module")
+    for name, value in schema.items():
+        _check_validated(value, f"{path}/{name}")
 
 
 _UP_TO_DRAFT_4 = re.compile(r"https?://json-schema\.org/draft-0[34]/schema#?")

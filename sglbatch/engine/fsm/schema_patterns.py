@@ -54,6 +54,15 @@ def pattern_automaton(pattern: str, budget: Budget, store: AutomatonStore | None
     return stored_or_built(store, f"pattern {pattern}", budget, lambda: _pattern_automaton(pattern, budget))
 
 
+def python_reads(pattern: str) -> bool:
+    """Whether Python's ``re``, which finished values are validated with, knows the pattern's constructs."""
+    try:
+        re.compile(pattern)
+    except re.error:
+        return False
+    return True
+
+
 def _pattern_automaton(pattern: str, budget: Budget) -> Automaton | None:
     tree = list(parse_regex(_as_python(pattern)))
     while len(tree) == 1 and tree[0][0] is op.SUBPATTERN and not tree[0][1][1] and not tree[0][1][2]:

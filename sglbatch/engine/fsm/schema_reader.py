@@ -31,7 +31,7 @@ from sglbatch.engine.fsm.schema_node import (
     require,
 )
 from sglbatch.engine.fsm.schema_numbers import NumberSet, exact, number_not
-from sglbatch.engine.fsm.schema_patterns import pattern_automaton
+from sglbatch.engine.fsm.schema_patterns import pattern_automaton, python_reads
 from sglbatch.engine.fsm.schema_texts import ALL_TEXTS, TextSet, text_and, text_not, without_words, words_set
 from sglbatch.engine.fsm.stored import AutomatonStore
 from sglbatch.errors import ConstraintError, UnsupportedSchemaError
@@ -145,7 +145,7 @@ class SchemaReader:
             "not": lambda p: self._unless("not", p, lambda: self._literal(self._child(p, "not"), False)),
             "if": lambda p: self._unless("if", p, lambda: self._if(p)),
         }
-        numbers, strings = self._numbers(place), self._strings(place)
+        numbers, strings = self._numbers(place), self._strings(place, may_leave=True)
         if numbers is not None:
             yield lambda: _only(place, numbers=numbers)
         if strings is not None:
@@ -318,14 +318,19 @@ class SchemaReader:
             raise _invalid(place, keyword, "it must be a number")
         return exact(value)
 
-    def _strings(self, place: Place) -> list[TextSet] | None:
+    def _strings(self, place: Place, *, may_leave: bool = False) -> list[TextSet] | None:
+        """What keywords say of a text; None where they say nothing.
+
+        Args:
+            may_leave: a pattern that cannot be held may be left to validation.
+        """
         schema = place.schema
         sets: list[TextSet] = []
         if "minLength" in schema or "maxLength" in schema:
             least = self._count(place, "minLength") if "minLength" in schema else 0
             sets.append(TextSet(least=least, most=self._count(place, "maxLength") if "maxLength" in schema else None))
         if "pattern" in schema:
-            pattern = self._pattern(place, schema["pattern"], "pattern")
+            pattern = self._pattern_or_left(place) if may_leave else self._pattern(place, schema["pattern"], "pattern")
             if pattern is None:
                 return []
             sets.append(pattern)
@@ -350,6 +355,18 @@ class SchemaReader:
     def _type_names(self, place: Place) -> Iterable[str]:
         types = place.schema.get("type", TYPES)
         return [types] if isinstance(types, str) else types
+
+    def _pattern_or_left(self, place: Place) -> TextSet | None:
+        try:
+            return self._pattern(place, place.schema["pattern"], "pattern")
+        except UnsupportedSchemaError as error:
+            if not python_reads(place.schema["pattern"]):
+                raise  # then validation cannot take its place either
+            if self._unenforced is None:
+                error.hint = f"{error.hint}; or --allow-unenforced, which validates the finished value instead"
+                raise
+            self._unenforced.append(f"pattern at {place.path}")
+            return ALL_TEXTS
 
     def _pattern(self, place: Place, pattern: Any, keyword: str) -> TextSet | None:
         if not isinstance(pattern, str):
