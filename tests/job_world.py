@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sglbatch.job.config import MaxFailures, RunConfig
+from sglbatch.job.config import RunConfig
 from sglbatch.job.execution import Surroundings
 from sglbatch.job.paths import JobPaths
 from sglbatch.job.progress import Progress
@@ -90,9 +90,9 @@ class World:
         config = self.config(**options)
         return run_job(config, self._surroundings(config.time_limit_s), restart=restart)
 
-    def retry(self, max_failures: MaxFailures | None = None) -> Ended:
+    def retry(self, **changed: Any) -> Ended:
         self.backend = None
-        return retry_job(self.paths, self._surroundings(), max_failures=max_failures)
+        return retry_job(self.paths, self._surroundings(), changed=changed)
 
     def output(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.paths.output.read_text().splitlines()]

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from sglbatch.cli import MENDING
+from sglbatch.job.config import MAY_MEND
 from sglbatch.version import __version__
 
 ROOT = Path(__file__).parent.parent
@@ -50,11 +52,34 @@ def test_version_and_help(tmp_path: Path) -> None:
         assert f"\n  {command} " in shown.stdout
 
 
-def test_usage_errors_exit_2(tmp_path: Path) -> None:
-    done = sglbatch("run", cwd=tmp_path)
-    assert done.returncode == 2 and "Missing argument" in done.stderr
-    assert sglbatch("run", "t.py", "d.jsonl", cwd=tmp_path).returncode == 2
-    assert sglbatch("nonsense", cwd=tmp_path).returncode == 2
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run"], "Missing argument"),
+        (["run", "t.py", "d.jsonl"], "Missing option '--model'"),
+        (["run", "t.py", "d.jsonl", "--modle", "x"], "No such option: --modle"),
+        (["plan", "t.py", "d.jsonl", "--model", "x", "--limit", "few"], "Invalid value for '--limit'"),
+        (["nonsense"], "No such command 'nonsense'"),
+    ],
+)
+def test_usage_errors_are_errors_like_others(tmp_path: Path, arguments: list[str], said: str) -> None:
+    done = sglbatch(*arguments, cwd=tmp_path)
+    assert done.returncode == 2 and not done.stdout
+    error, hint = done.stderr.splitlines()
+    assert error.startswith(f"error[usage]: {said}")
+    command = "" if arguments == ["nonsense"] else f" {arguments[0]}"
+    assert hint == f"hint: `python -m sglbatch{command} --help` lists what it takes"
+
+
+def test_no_command_shows_the_help_and_exits_2(tmp_path: Path) -> None:
+    done = sglbatch(cwd=tmp_path)
+    assert done.returncode == 2 and "Commands:" in done.stderr and not done.stdout
+
+
+def test_retry_failed_takes_what_may_mend_a_row(tmp_path: Path) -> None:
+    assert set(MENDING) == MAY_MEND
+    shown = sglbatch("retry-failed", "--help", cwd=tmp_path).stdout
+    assert "--kv-tokens" in shown and "--device" in shown and "default: auto" not in shown
 
 
 def test_help_and_plan_import_no_heavy_library(tmp_path: Path, smollm2_dir: Path) -> None:

@@ -241,6 +241,16 @@ def test_failed_rows_alone_are_retried(world: World) -> None:
     assert world.retry().unchanged
 
 
+def test_failed_rows_are_retried_under_other_options(world: World) -> None:
+    world.questions(range(3))
+    world.failing = ("number 1?",)
+    world.run(kv_tokens=64, keep=("q",))
+    world.failing = ()
+    assert world.retry(kv_tokens=640, device="cpu").exit_code == 0
+    config = Manifest.load(world.paths.manifest).config
+    assert (config.kv_tokens, config.device, config.keep) == (640, "cpu", ("q",))
+
+
 def test_retrying_refuses_other_inputs_and_unfinished_jobs(world: World) -> None:
     world.questions(range(4))
     world.failing = ("number 1?",)

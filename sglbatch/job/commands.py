@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, redirect_stdout
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -50,12 +51,16 @@ def run_batch(config: RunConfig, *, restart: bool) -> int:
         return run_file(config, _surroundings(stop), restart=restart)
 
 
-def retry_failed(output: Path, *, max_failures: str | None, as_json: bool) -> int:
-    """Runs the failed rows of a finished job again and prints the report."""
-    allowed = MaxFailures.parse(max_failures) if max_failures is not None else None
+def retry_failed(output: Path, *, changed: Mapping[str, Any], max_failures: str | None, as_json: bool) -> int:
+    """Runs the failed rows of a finished job again and prints the report.
+
+    Args:
+        changed: options of ``MAY_MEND`` that are other than before.
+    """
+    allowed = {} if max_failures is None else {"max_failures": MaxFailures.parse(max_failures)}
     stop = StopRequest()
     with listening(stop), _printed_aside():
-        ended = retry_job(job_of(output), _surroundings(stop), max_failures=allowed)
+        ended = retry_job(job_of(output), _surroundings(stop), changed={**changed, **allowed})
     return _print_ended(ended, as_json)
 
 

@@ -6,13 +6,13 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from sglbatch.errors import EXIT_BUG, EXIT_MODEL, SglbatchError
 
 
-def guarded(command: Callable[[], Any]) -> NoReturn:
-    """Runs ``command`` on ``sys.argv`` and ends the process as CONTRACT.md says.
+def guarded(command: Callable[[], int]) -> NoReturn:
+    """Runs ``command`` on ``sys.argv`` and ends the process with the status that it returns, or that its error has.
 
     ``--debug`` is taken off the arguments wherever it stands, since it concerns only what happens here.
     """
@@ -21,7 +21,7 @@ def guarded(command: Callable[[], Any]) -> NoReturn:
     # Until a job listens itself, a signal may end the process at once, with the exit status that a shell shows as 130.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
-        command()
+        code = command()
     except SglbatchError as error:
         _tell(error.render(), debug)
         _leave(error.exit_code)
@@ -36,7 +36,7 @@ def guarded(command: Callable[[], Any]) -> NoReturn:
             debug,
         )
         _leave(EXIT_BUG)
-    _leave(0)
+    _leave(code)
 
 
 def environment_error(error: OSError) -> SglbatchError:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from typing import Any
 
 from sglbatch.data import Row
 from sglbatch.errors import EXIT_DONE, EXIT_FAILED_ROWS, SglbatchError
-from sglbatch.job.config import MAY_MEND, MaxFailures, RunConfig
+from sglbatch.job.config import MAY_MEND, RunConfig
 from sglbatch.job.execution import Surroundings
 from sglbatch.job.folder import JobFolder
 from sglbatch.job.foreseeing import check_kept, check_reorder
@@ -63,14 +64,17 @@ def run_job(config: RunConfig, surroundings: Surroundings, *, restart: bool = Fa
         return Ended(report=report, exit_code=report.exit_code)
 
 
-def retry_job(output: JobPaths, surroundings: Surroundings, *, max_failures: MaxFailures | None) -> Ended:
-    """Runs the failed rows of a finished job again, with the options it was run with; keeps the others as they are.
+def retry_job(output: JobPaths, surroundings: Surroundings, *, changed: Mapping[str, Any]) -> Ended:
+    """Runs the failed rows of a finished job again; keeps the others as they are.
+
+    Args:
+        changed: options that are no part of the job's identity and not as they were.
 
     Raises:
         SglbatchError: as ``run_job``; ``not-finished``; ``inputs-changed``.
     """
     progress = surroundings.progress
-    config = _finished_config(output, max_failures)
+    config = _finished_config(output, changed)
     with ExitStack() as stack:
         with progress.stage("read", label="reading template, data and model"):
             ready = stack.enter_context(prepared(config, tell=progress.note))
@@ -145,7 +149,7 @@ def output_stat(paths: JobPaths) -> tuple[int, int]:
     return stat.st_size, stat.st_mtime_ns
 
 
-def _finished_config(output: JobPaths, max_failures: MaxFailures | None) -> RunConfig:
+def _finished_config(output: JobPaths, changed: Mapping[str, Any]) -> RunConfig:
     manifest = Manifest.load(output.manifest)
     if manifest.finished is None:
         raise SglbatchError(
@@ -161,8 +165,7 @@ def _finished_config(output: JobPaths, max_failures: MaxFailures | None) -> RunC
             where=str(output.output),
             hint="pipe the same data in again: sglbatch retry-failed OUT < data.jsonl",
         )
-    config = replace(manifest.config, output=output.output)
-    return config if max_failures is None else replace(config, max_failures=max_failures)
+    return replace(manifest.config, output=output.output, **changed)
 
 
 def _check_same(previous: Manifest, new: Manifest, output: JobPaths) -> None:
