@@ -144,16 +144,25 @@ def OpenAI(
 
     found = resolve_api_model(model, base_url=base_url, key_env=api_key_env)
     endpoint = Endpoint(model=found, limits=Limits(), timeout_s=timeout_s)
-    return ApiBackend(endpoint, counter_for(None), concurrency=concurrency)
+    return ApiBackend(endpoint, counter_for(None, found.family), concurrency=concurrency)
 
 
-def RuntimeEndpoint(base_url: str, *, model: str = "default", api_key_env: str | None = None) -> ApiBackend:
+def RuntimeEndpoint(base_url: str, *, model: str | None = None, api_key_env: str | None = None) -> ApiBackend:
     """A running server as a backend; ``base_url`` is its address without ``/v1``.
 
+    Args:
+        model: as the server knows it; None asks the server which one it has.
+
     Raises:
-        SglbatchError: as ``OpenAI``.
+        SglbatchError: as ``OpenAI``; ``no-endpoint``.
     """
-    return OpenAI(model, base_url=base_url.rstrip("/") + "/v1", api_key_env=api_key_env)
+    from sglbatch.api_spec import resolve_api_model
+    from sglbatch.api_spec.served import served_model
+
+    url = base_url.rstrip("/") + "/v1"
+    if model is None:
+        model = served_model(resolve_api_model("any", base_url=url, key_env=api_key_env))
+    return OpenAI(model, base_url=url, api_key_env=api_key_env)
 
 
 def flush_cache(backend: Any = None) -> bool:

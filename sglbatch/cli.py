@@ -84,7 +84,7 @@ def _shared(  # noqa: PLR0917 - a table, never called
         str | None, typer.Option("--price", help="Dollars for a million tokens: input=..,output=..[,cached=..].")
     ] = None,
     max_cost: Annotated[
-        float | None, typer.Option("--max-cost", help="Stop, resumable, before D dollars.")
+        float | None, typer.Option("--max-cost", help="Stop, resumable, before the job costs D dollars.")
     ] = None,
     batch_api: Annotated[bool, typer.Option("--batch-api", help="Through the provider's Batch API.")] = False,
     detach: Annotated[

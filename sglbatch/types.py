@@ -274,6 +274,7 @@ class Result:
         output_logprobs: of every generated token, those cut off with a stop and an ending token included.
         output_top_logprobs: for each of them, the likeliest tokens in its place, likeliest first.
         input_logprobs: of the prompt's tokens that were asked for.
+        means: how an endpoint was brought to choose (Choose only); None where the alternatives were scored here.
         cached_tokens: prompt tokens that were in memory already. It depends on what else runs, so it is not journaled.
         error: set when the call failed; then the other values are empty.
         ahead: answers to the calls of ``TextCall.following``, as far as the same generation gave them. They are
@@ -293,6 +294,7 @@ class Result:
     output_logprobs: tuple[TokenLogprob, ...] = ()
     output_top_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
     input_logprobs: tuple[TokenLogprob, ...] = ()
+    means: str | None = None
     cached_tokens: int = 0
     error: ErrorInfo | None = None
     ahead: tuple[Result, ...] = ()
@@ -316,6 +318,7 @@ class Result:
             choice_logprobs=tuple(value["choice_logprobs"]) if "choice_logprobs" in value else None,
             output_logprobs=_token_logprobs(value.get("output_logprobs", ())),
             input_logprobs=_token_logprobs(value.get("input_logprobs", ())),
+            means=value.get("means"),
             output_top_logprobs=tuple(map(_token_logprobs, value.get("output_top_logprobs", ()))),
             choice_token_logprobs=tuple(map(_token_logprobs, value.get("choice_token_logprobs", ()))),
             unconditional_logprobs=tuple(map(_token_logprobs, value.get("unconditional_logprobs", ()))),

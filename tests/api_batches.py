@@ -25,6 +25,7 @@ class Fate:
         status: how it ends; ``in_progress`` never does.
         answered: how many of its requests are answered; None for all.
         failing: requests whose prompt contains this come back with HTTP 400 in the error file.
+        spoil: two of its answers are damaged, and lines that are none stand among the others.
         lose_reply: the batch is made, but whoever asked for it gets no answer.
     """
 
@@ -32,6 +33,7 @@ class Fate:
     answered: int | None = None
     failing: str | None = None
     lose_reply: bool = False
+    spoil: bool = False
 
 
 @dataclass(kw_only=True)
@@ -97,9 +99,10 @@ class BatchServer:
             bad.append({"custom_id": line["custom_id"], "response": None, "error": error})
         random.Random(0).shuffle(good)
         batch["status"] = fate.status
+        junk = _spoil(good) if fate.spoil else b""
         for name, found in (("output_file_id", good), ("error_file_id", bad)):
             if found:
-                batch[name] = self.upload(b"".join(json.dumps(value).encode() + b"\n" for value in found))["id"]
+                batch[name] = self.upload(junk + b"".join(json.dumps(value).encode() + b"\n" for value in found))["id"]
 
     def execute(self, line: dict[str, Any]) -> dict[str, Any]:
         request = urllib.request.Request(
@@ -120,6 +123,16 @@ class BatchServer:
         finally:
             server.shutdown()
             server.server_close()
+
+
+def _spoil(good: list[dict[str, Any]]) -> bytes:
+    """Takes the body out of one answer and another answer away; gives lines that mean nothing."""
+    good[0]["response"] = {"status_code": 200}
+    good.pop(1)
+    other = {**good[-1], "response": {"status_code": 200, "body": {"choices": [{"text": "another"}]}}}
+    good.append(other)
+    strange = [{"custom_id": "of another job", "response": None}, {"custom_id": [1]}, {"custom_id": None}, [1], 7]
+    return b"not JSON\n\xff\n\n" + b"".join(json.dumps(value).encode() + b"\n" for value in strange)
 
 
 def _handler(server: BatchServer) -> type[BaseHTTPRequestHandler]:

@@ -6,14 +6,17 @@ import io
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from sglbatch.api_spec import ApiModel
 from sglbatch.api_spec.backend import ApiBackend
 from sglbatch.api_spec.batchstore import BatchStore
+from sglbatch.api_spec.budget import Budget
 from sglbatch.api_spec.client import Endpoint
 from sglbatch.api_spec.limits import Limits
+from sglbatch.api_spec.prices import parse_price
 from sglbatch.api_spec.speculation import Speculation
 from sglbatch.api_spec.tokens import counter_for
 from sglbatch.job.config import RunConfig
@@ -23,6 +26,7 @@ from sglbatch.job.progress import Progress
 from sglbatch.job.report import Report
 from sglbatch.job.runner import run_job
 from sglbatch.job.signals import StopRequest
+from sglbatch.job.spending import Spending
 from sglbatch.tokenizer import Tokenizer
 from sglbatch.types import Backend
 
@@ -76,6 +80,8 @@ class ApiWorld:
     """Args:
     tokenizer: of the model, where the client knows it.
     endpoint: settings of ``Endpoint`` beyond its model.
+    stop: makes what ends a run from outside.
+    price, max_cost: in the budget, over all runs in the folder.
     batches: settings of ``BatchStore`` beyond its path; None asks one by one.
     """
 
@@ -89,6 +95,9 @@ class ApiWorld:
     backend: ApiBackend | None = None
     batches: dict[str, Any] | None = None
     on_load: Callable[[ApiBackend], None] | None = None
+    stop: Callable[[], StopRequest] = StopRequest
+    max_cost: Decimal | None = None
+    price: str | None = None
 
     @property
     def paths(self) -> JobPaths:
@@ -109,14 +118,18 @@ class ApiWorld:
                 **options,
             }
         )
-        surroundings = Surroundings(progress=Progress(self.stderr), stop=StopRequest(), load_backend=self._load)
+        surroundings = Surroundings(progress=Progress(self.stderr), stop=self.stop(), load_backend=self._load)
         return run_job(config, surroundings).report
 
     def output(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.paths.output.read_text().splitlines()]
 
     def _load(self, model: ApiModel, tokenizer: Tokenizer | None, config: RunConfig) -> Backend:
-        endpoint = Endpoint(model=model, limits=self.limits, **{"backoff_scale": 0.05, **self.endpoint})
+        settings = {"backoff_scale": 0.05, **self.endpoint}
+        if self.price is not None:
+            ledger = Spending(self.paths.spending)
+            settings["budget"] = Budget(parse_price(self.price), max_cost=self.max_cost, ledger=ledger)
+        endpoint = Endpoint(model=model, limits=self.limits, **settings)
         store = None
         if self.batches is not None:
             store = BatchStore(path=self.paths.batches, **{"poll_s": 0.1, "settle_s": 0.3, **self.batches})

@@ -17,7 +17,8 @@ from urllib.parse import urlsplit
 
 Fault = Literal[
     "429", "500", "reset", "cut", "slow", "drip", "html", "garbage", "no-choices", "no-usage", "wrong-usage",
-    "quota", "bad-key", "content-filter",
+    "quota", "bad-key", "content-filter", "no-model", "flood", "refusal", "filtered", "truncated", "huge-usage",
+    "zero-usage",
 ]  # fmt: skip
 
 
@@ -45,6 +46,7 @@ class FaultProxy:
     fault: number of the request (from 0) -> what to do to it.
     requests_per_min: answered with 429 above it, and named in the headers.
     burst: requests that may come at once.
+    refuse: a request's body -> the message of the 400 that answers it.
     """
 
     upstream: str
@@ -52,6 +54,7 @@ class FaultProxy:
     requests_per_min: float | None = None
     burst: float = 1.0
     delay_s: float = 0.0
+    refuse: Callable[[dict[str, Any]], str | None] = lambda body: None
     seen: list[Seen] = field(default_factory=list)
     starts: deque[float] = field(default_factory=deque)
     refused: int = 0
@@ -128,6 +131,8 @@ def _handler(proxy: FaultProxy) -> type[BaseHTTPRequestHandler]:
         def treat(self, fault: Fault | None, body: dict[str, Any]) -> tuple[bool, dict[str, Any] | None]:  # noqa: PLR0911,PLR0912
             if proxy.delay_s:
                 time.sleep(proxy.delay_s)
+            if (refused := proxy.refuse(body)) is not None:
+                return self.send(400, {"error": {"message": refused, "type": "invalid_request_error"}})
             match fault:
                 case "429":
                     error = {"message": "Rate limit reached", "type": "requests", "code": "rate_limit_exceeded"}
@@ -142,6 +147,15 @@ def _handler(proxy: FaultProxy) -> type[BaseHTTPRequestHandler]:
                 case "content-filter":
                     error = {"message": "The response was filtered", "code": "content_filter"}
                     return self.send(400, {"error": error})
+                case "no-model":
+                    error = {"message": "The model `smollm3` does not exist", "code": "model_not_found"}
+                    return self.send(404, {"error": error})
+                case "flood":
+                    self.send_response(200)
+                    self.send_header("transfer-encoding", "chunked")
+                    self.end_headers()
+                    while True:
+                        self.wfile.write(b"100000\r\n" + b" " * (1 << 20) + b"\r\n")
                 case "500":
                     return self.send(500, "<html><body><h1>Internal Server Error</h1></body></html>")
                 case "reset":
@@ -182,6 +196,17 @@ def _handler(proxy: FaultProxy) -> type[BaseHTTPRequestHandler]:
                 answer.pop("usage", None)
             if fault == "wrong-usage":
                 answer["usage"] = {"prompt_tokens": -5, "completion_tokens": "many"}
+            if fault == "huge-usage":
+                answer["usage"] = {"prompt_tokens": 1 << 60, "completion_tokens": 10**30}
+            if fault == "zero-usage":
+                answer["usage"] = {"prompt_tokens": 0, "completion_tokens": 0}
+            choice = answer["choices"][0] if status == 200 else {}
+            if fault == "refusal":
+                choice["message"] = {"content": None, "refusal": "I'm sorry, I can't help with that."}
+            if fault == "filtered":
+                choice |= {"finish_reason": "content_filter", "text": ""}
+            if fault == "truncated":
+                choice |= {"finish_reason": "length", "text": ""}
             self.send(status, answer, self.rate_headers())
             return status == 200, usage
 

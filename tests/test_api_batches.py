@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -125,3 +130,83 @@ def test_an_intent_that_never_reached_the_provider_is_submitted(upstream: str, t
         assert world.run().exit_code == 75
         world.base_url = url
         assert world.run().exit_code == 0 and all_good(world, 2) and len(server.batches) == 1
+
+
+def test_what_was_collected_before_a_kill_is_not_asked_for_again(upstream: str, tmp_path: Path) -> None:
+    """The answers were read, but the process ended before they were in the journal: the provider still has them."""
+    with BatchServer(upstream=upstream, fates=[Fate(), Fate(status="in_progress")]).running() as server:
+        world = ApiWorld(folder=tmp_path, base_url=server.base_url, batches={"detach": True})
+        world.write(PEOPLE.format(options=", num_api_spec_tokens=0"), people(3))
+        assert world.run().exit_code == 75 and len(server.batches) == 2
+        shutil.rmtree(world.paths.journal)
+        assert world.run().exit_code == 75
+        assert len(server.batches) == 2 and set(server.executed.values()) == {1}
+        journal = "".join(path.read_text() for path in world.paths.journal.iterdir())
+        assert journal.count('"finish_reason"') == 3
+
+
+class Cron:
+    """The same command line again and again, each time in a process of its own."""
+
+    def __init__(self, folder: Path, server: BatchServer) -> None:
+        self._folder = folder
+        self._command = [
+            *(sys.executable, "-m", "sglbatch", "run", "program.py", "data.jsonl", "-m", "openai/smollm2"),
+            *("--base-url", server.base_url, "--batch-api", "--detach", "-o", "out.jsonl"),
+        ]
+
+    def run(self) -> tuple[int, str]:
+        env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+        done = subprocess.run(self._command, cwd=self._folder, env=env, capture_output=True, text=True, check=False)
+        return done.returncode, done.stderr
+
+
+def lines_of(server: BatchServer, number: int) -> list[dict[str, Any]]:
+    data = server.files[server.batches[number]["input_file_id"]]
+    return [json.loads(line) for line in data.splitlines()]
+
+
+def lines_of_ids(server: BatchServer, number: int) -> list[str]:
+    return [line["custom_id"] for line in lines_of(server, number)]
+
+
+@pytest.mark.slow
+def test_processes_submit_and_collect_one_after_the_other(upstream: str, tmp_path: Path) -> None:
+    """Two waves, the first of which expires half done; five processes, none of which asks for what is answered."""
+    two = """
+import sglbatch as sgl
+
+@sgl.function(temperature=0, num_api_spec_tokens=0)
+def two(s, q):
+    s += "The number " + q + " is" + sgl.gen("a", max_tokens=2)
+    s += ", and the next one is" + sgl.gen("b", max_tokens=2)
+"""
+    with BatchServer(upstream=upstream, fates=[Fate(status="in_progress")]).running() as server:
+        world = ApiWorld(folder=tmp_path, base_url=server.base_url)
+        world.write(two, [{"q": f"{i}"} for i in range(4)])
+        cron = Cron(tmp_path, server)
+        code, said = cron.run()
+        assert code == 75 and "the same command" in said and len(server.batches) == 1
+        assert cron.run()[0] == 75 and len(server.batches) == 1, "it is still being worked on"
+
+        server.work_off(server.batches[0], lines_of(server, 0), Fate(status="expired", answered=2))
+        assert cron.run()[0] == 75
+        asked = [line["custom_id"] for i in range(len(server.batches)) for line in lines_of(server, i)]
+        left_over = set(lines_of_ids(server, 0)) - set(server.executed)
+        assert len(left_over) == 2 and all(asked.count(custom_id) == 2 for custom_id in left_over)
+        assert all(asked.count(custom_id) == 1 for custom_id in server.executed)
+
+        for number in range(1, len(server.batches)):
+            server.work_off(server.batches[number], lines_of(server, number), Fate())
+        code, _ = cron.run()
+        while code == 75:
+            open_batches = [i for i, batch in enumerate(server.batches) if batch["status"] == "in_progress"]
+            assert open_batches, "each process submits what follows"
+            for number in open_batches:
+                server.work_off(server.batches[number], lines_of(server, number), Fate())
+            code, _ = cron.run()
+        assert code == 0
+        rows = world.output()
+        assert len(rows) == 4 and all(row["a"] and row["b"] and row["_error"] is None for row in rows)
+        assert len(server.executed) == 8 and set(server.executed.values()) == {1}
+        assert cron.run()[0] == 0, "nothing is left to do"

@@ -14,6 +14,7 @@ import pytest
 
 from sglbatch.api_spec.answers import Tokens
 from sglbatch.api_spec.budget import Budget
+from sglbatch.api_spec.encodings import load_encoding
 from sglbatch.api_spec.model import resolve_api_model
 from sglbatch.api_spec.prices import ListedPrices, UnknownPrices, dollars, parse_price, prices_for
 from sglbatch.errors import BackendStopped, SglbatchError
@@ -64,10 +65,10 @@ def test_a_budget_holds_back_what_is_under_way() -> None:
     first = budget.reserve(Tokens(prompt=6, generated=5))
     assert first == 6
     assert budget.reserve(Tokens(prompt=5, generated=0)) is None  # the first may leave enough over
-    budget.settle(first, Tokens(prompt=2, generated=5))
+    budget.settle(first, Tokens(prompt=6, generated=5), Tokens(prompt=2, generated=5))
     second = budget.reserve(Tokens(prompt=5, generated=0))
     assert second == 5
-    budget.settle(second, None)
+    budget.settle(second, Tokens(prompt=5, generated=0), None)
     assert budget.spent == 7
     with pytest.raises(BackendStopped) as stopped:
         budget.reserve(Tokens(prompt=4, generated=0))
@@ -97,6 +98,31 @@ def test_planning_needs_no_network_and_no_key(tmp_path: Path) -> None:
     assert "unsupported-by-model" in refused and "--temperature 1" in refused
     no_key = cli("run", *arguments, "--model", "openai/gpt-4.1-mini", cwd=tmp_path, code=3)
     assert "no-api-key" in no_key
+
+
+CHAT = """
+import sglbatch as sgl
+
+@sgl.function(temperature={temperature})
+def answer(s, q):
+    s += sgl.system("You are brief.") + sgl.user(q) + sgl.assistant(sgl.gen("a", max_tokens=20))
+"""
+
+
+def test_openais_own_models_are_counted_without_network(tmp_path: Path) -> None:
+    texts = ["hello", "Grüße aus Köln!", "数学は楽しい <|endoftext|>"]
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps({"q": text}) + "\n" for text in texts))
+    (tmp_path / "t.py").write_text(CHAT.format(temperature=0))
+    counted = cli("plan", "t.py", "d.jsonl", "--model", "openai/gpt-4.1-mini", cwd=tmp_path)["cost"]
+    encoding = load_encoding("o200k")
+    assert encoding is not None
+    right = sum(len(encoding.ids("You are brief.")) + len(encoding.ids(text)) + 2 * 4 + 3 for text in texts)
+    assert counted["first_prompt_tokens"] == {"tokens": right, "exact": True, "guess": None}
+    (tmp_path / "t.py").write_text(CHAT.format(temperature=1))
+    guessed = cli("plan", "t.py", "d.jsonl", "--model", "openai/gpt-5-mini", cwd=tmp_path)["cost"]
+    assert not guessed["first_prompt_tokens"]["exact"] and "messages" in guessed["first_prompt_tokens"]["guess"]
+    batch = cli("plan", "t.py", "d.jsonl", "--model", "openai/gpt-4.1-mini", "--batch-api", cwd=tmp_path)["cost"]
+    assert batch["dollars"]["this job"]["high"] == pytest.approx(counted["dollars"]["this job"]["high"] / 2)
 
 
 def test_planning_imports_neither_torch_nor_the_client(tmp_path: Path) -> None:

@@ -29,12 +29,18 @@ class Tokens:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """One choice of an answer. ``tokens`` is None where the endpoint's numbers cannot be."""
+    """One choice of an answer.
+
+    Args:
+        tokens: None where the endpoint's numbers cannot be.
+        first_token: the likeliest first tokens with their log-probabilities, where they were asked for and are named.
+    """
 
     text: str
     finish: str
     refusal: str | None
     tokens: Tokens | None
+    first_token: tuple[tuple[str, float], ...] = ()
 
 
 def read_answer(content: bytes) -> Answer:
@@ -45,7 +51,7 @@ def read_answer(content: bytes) -> Answer:
     """
     try:
         value = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise Garbled("the answer is not JSON") from None
     choices = value.get("choices") if isinstance(value, dict) else None
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
@@ -62,15 +68,27 @@ def read_answer(content: bytes) -> Answer:
         text=text,
         finish=str(choice.get("finish_reason")),
         refusal=str(refusal) if refusal else None,
-        tokens=_tokens(value.get("usage")),
+        tokens=_tokens(value.get("usage"), text),
+        first_token=_first_token(choice.get("logprobs")),
     )
 
 
-def _tokens(usage: Any) -> Tokens | None:
+def _first_token(logprobs: Any) -> tuple[tuple[str, float], ...]:
+    content = logprobs.get("content") if isinstance(logprobs, dict) else None
+    first = content[0] if isinstance(content, list) and content else None
+    top = first.get("top_logprobs") if isinstance(first, dict) else None
+    if not isinstance(top, list):
+        return ()
+    entries = [(entry.get("token"), entry.get("logprob")) for entry in top if isinstance(entry, dict)]
+    return tuple((token, float(p)) for token, p in entries if isinstance(token, str) and isinstance(p, int | float))
+
+
+def _tokens(usage: Any, text: str) -> Tokens | None:
+    """None where the numbers are missing or cannot be: a prompt has tokens, and so has a text."""
     if not isinstance(usage, dict):
         return None
     prompt, generated = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
-    if prompt is None or generated is None:
+    if not prompt or generated is None or (text and not generated):
         return None
     cached = _count(usage.get("prompt_tokens_details"), "cached_tokens") or 0
     hidden = _count(usage.get("completion_tokens_details"), "reasoning_tokens") or 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter as Counts
 from collections import deque
@@ -12,11 +13,31 @@ from typing import Any, Final, Protocol
 from sglbatch.api_spec import bodies
 from sglbatch.api_spec.answers import Answer
 from sglbatch.api_spec.bodies import Outgoing
-from sglbatch.api_spec.constraints import accepts, field_text, longest
+from sglbatch.api_spec.constraints import longest
+from sglbatch.api_spec.fields import field_values
+from sglbatch.api_spec.first_token import Decision, decide
 from sglbatch.api_spec.matching import Matcher, Taken, first_stop
 from sglbatch.api_spec.model import ApiModel
-from sglbatch.api_spec.speculation import PROBES, Speculation, place_of
+from sglbatch.api_spec.speculation import Speculation, place_of
 from sglbatch.api_spec.tokens import Counter
+from sglbatch.api_spec.ways import (
+    BY_FIELD,
+    BY_FIELDS,
+    BY_INSISTING,
+    BY_LOGPROBS,
+    BY_TEXT,
+    FIT_PROBES,
+    FIT_WINDOW,
+    MOSTLY,
+    as_prompted,
+    asks_of,
+    common_stops,
+    first_means,
+    has_schema,
+    joinable,
+    most_tokens,
+    second_means,
+)
 from sglbatch.errors import CallError
 from sglbatch.types import (
     FinishReason,
@@ -31,8 +52,6 @@ from sglbatch.types import (
 
 MAX_ASKS: Final = 3
 """How often a value is asked for that does not come in its form."""
-
-FIT_WINDOW: Final = 16
 
 FIELD_TOKENS: Final = 16
 """Room for a field's name and marks in a JSON object, beyond its value."""
@@ -70,7 +89,9 @@ class Asking:
 
     Args:
         methods: how many calls were answered by which means.
-        fits: for each place of a template, whether free text had the form asked for, lately.
+        fits: for each place of a template, whether the cheaper means gave what was asked for, lately.
+        has_logprobs: the endpoint names the likeliest tokens, as far as is known.
+        probed: for each place of a template, set once a call that went ahead has ended.
     """
 
     model: ApiModel
@@ -79,6 +100,8 @@ class Asking:
     poster: Poster
     methods: Counts[str] = field(default_factory=Counts)
     fits: dict[Hashable, deque[bool]] = field(default_factory=dict)
+    has_logprobs: bool = True
+    probed: dict[Hashable, asyncio.Event] = field(default_factory=dict)
 
     async def answer(self, call: TextCall, *, request_id: int, seed: int, used: Used) -> Result:
         """The call's result, with what came ahead.
@@ -89,60 +112,93 @@ class Asking:
         Raises:
             CallError: the call fails. SglbatchError: the job has to end.
         """
-        first_ask = NextAsk(name=call.name, question=call.question)
-        call = replace(call, following=() if bodies.stands_alone(first_ask) else _joinable(call.following))
-        asks = [first_ask, *_asks(call.following)]
-        goes_ahead = len(asks) > 1 and call.ahead_tokens != 0 and self.speculation.begin(place_of(call))
-        if not goes_ahead:
+        call = replace(call, following=joinable(call))
+        asks = [NextAsk(name=call.name, question=call.question), *asks_of(call.following)]
+        place = place_of(call)
+        if len(asks) < 2 or call.ahead_tokens == 0 or not await self._begins_ahead(place):
             call = replace(call, following=())
-        taken = await self._taken(call, seed, used)
-        first, *ahead = [_result(found, request_id) for found in taken]
+        try:
+            taken, means = await self._taken(call, seed, used)
+        finally:
+            if call.following:
+                self.probed[place].set()
+        self.methods[means] += 1
+        first, *ahead = [_result(found, request_id, means) for found in taken]
         return replace(first, usage=used.usage, ahead=tuple(ahead))
 
-    async def _taken(self, call: TextCall, seed: int, used: Used) -> list[Taken]:
-        chat = bodies.by_chat(call, self.model)
-        free = isinstance(call.question, Generate) and call.question.constraint is None
-        schema = self.model.family.schema and self.model.family.chat
-        if chat and schema and (call.following or not free):
-            self.methods["fields by schema" if call.following else "one field by schema"] += 1
-            return await self._fields(call, seed, used)
+    async def _begins_ahead(self, place: Hashable) -> bool:
+        """Whether a call goes ahead; where that is being tried, the first that has tried shows it."""
+        probed = self.probed.setdefault(place, asyncio.Event())
+        if self.speculation.is_open(place):
+            await probed.wait()
+        return self.speculation.begin(place)
+
+    async def _taken(self, call: TextCall, seed: int, used: Used) -> tuple[list[Taken], str]:
+        """The values, and by what means they were had."""
         alone = replace(call, following=())
-        if free:
-            taken = await self._text(call, seed, used) or await self._text(alone, seed, used)
-            self.methods["text"] += 1
-            return taken
-        fits = self.fits.setdefault(place_of(alone), deque(maxlen=FIT_WINDOW))
-        if not schema or len(fits) < PROBES or 2 * sum(fits) >= len(fits):
+        means = first_means(call, self.model)
+        if means == BY_LOGPROBS:
+            if self.has_logprobs and self._pays(means, alone):
+                decision = await self._first_token(alone, seed, used)
+                if decision is not None:
+                    return [_chosen(alone, decision)], means
+            means = second_means(call, self.model)
+        if means in (BY_FIELD, BY_FIELDS):
+            return await self._fields(call, seed, used), means
+        if means == BY_TEXT:
+            return await self._text(call, seed, used) or await self._text(alone, seed, used), means
+        schema = has_schema(self.model)
+        if not schema or self._pays(means, alone):
             taken = await self._text(call, seed, used)
-            fits.append(bool(taken))
+            self._note_fit(means, alone, fits=bool(taken))
             if taken:
-                self.methods["text that fits"] += 1
-                return taken
+                return taken, means
         if schema:
-            self.methods["one field by schema"] += 1
-            return await self._fields(alone, seed, used)
-        return await self._insist(alone, seed, used)
+            return await self._fields(alone, seed, used), BY_FIELD
+        return await self._insist(alone, seed, used), BY_INSISTING
+
+    def _pays(self, means: str, call: TextCall) -> bool:
+        """Whether to try the cheaper means first at this place: where it mostly does, or has not been seen to fail."""
+        fits = self.fits.get((means, place_of(call)), ())
+        return len(fits) < FIT_PROBES or sum(fits) >= MOSTLY * len(fits)
+
+    def _note_fit(self, means: str, call: TextCall, *, fits: bool) -> None:
+        self.fits.setdefault((means, place_of(call)), deque(maxlen=FIT_WINDOW)).append(fits)
+
+    # --- by the first token ---
+
+    async def _first_token(self, call: TextCall, seed: int, used: Used) -> Decision | None:
+        """The choice that the log-probabilities of the first token name; None where they do not."""
+        assert isinstance(call.question, TextChoices)
+        try:
+            answer = await self._post(bodies.first_token(call, self.model, seed=seed), call, used)
+        except CallError as error:
+            if error.code != "refused-request":
+                raise
+            self.has_logprobs = False  # the schema shows whether it was the log-probabilities that were refused
+            return None
+        if not answer.first_token:
+            self.has_logprobs = False
+            return None
+        decision = decide(call.question, answer.first_token, seed=seed)
+        self._note_fit(BY_LOGPROBS, call, fits=decision is not None)
+        return decision
 
     # --- free text ---
 
     async def _text(self, call: TextCall, seed: int, used: Used) -> list[Taken]:
         """What one generation gives; [] where its value cannot be told or does not fit."""
-        question = self._as_generation(call.question)
+        own = most_tokens(call.question, self.counter)
+        question = bodies.as_generation(call.question, own)
         place, ahead = place_of(call), 0
         stops = question.stop
         if call.following:
             most = self._tokens_ahead(call.following)
             limit = most if call.ahead_tokens is None else min(most, call.ahead_tokens)
             ahead = self.speculation.budget(place, limit)
-            stops = _common_stops(call)
-        sent = call
-        if isinstance(call.question, TextChoices):
-            # A space goes with the word behind it: tokenised by itself it leads models astray.
-            sent = replace(call, prefix=call.prefix.rstrip(" "))
+            stops = common_stops(call)
         answer = await self._post(
-            bodies.generation(
-                sent, question, self.model, max_tokens=question.max_tokens + ahead, stops=stops, seed=seed
-            ),
+            bodies.generation(as_prompted(call), question, self.model, max_tokens=own + ahead, stops=stops, seed=seed),
             call,
             used,
         )
@@ -208,18 +264,8 @@ class Asking:
     def _tokens_ahead(self, following: Following) -> int:
         total = 0
         for part in following:
-            total += self.counter.count(part) if isinstance(part, str) else self._most_tokens(part.question)
+            total += self.counter.count(part) if isinstance(part, str) else most_tokens(part.question, self.counter)
         return total
-
-    def _most_tokens(self, question: Generate | TextChoices) -> int:
-        if isinstance(question, Generate):
-            return question.max_tokens
-        return max(self.counter.count(choice) for choice in question.choices) + 2
-
-    def _as_generation(self, question: Generate | TextChoices) -> Generate:
-        if isinstance(question, Generate):
-            return question
-        return bodies.choice_question(question, self._most_tokens(question))
 
     def _without_prefix(self, text: str, call: TextCall) -> str:
         """A chat model may repeat the beginning that it was given."""
@@ -236,16 +282,16 @@ class Asking:
     async def _fields(self, call: TextCall, seed: int, used: Used) -> list[Taken]:
         """Values held to a schema, checked again here; at least the first."""
         text: Following = (NextAsk(name=call.name, question=call.question), *call.following)
-        asks = _asks(text)
+        asks = asks_of(text)
         last = max(i for i, part in enumerate(text) if isinstance(part, NextAsk))
-        max_tokens = sum(self._most_tokens(ask.question) + FIELD_TOKENS for ask in asks)
+        max_tokens = sum(most_tokens(ask.question, self.counter) + FIELD_TOKENS for ask in asks)
         rejected: str | None = None
         for attempt in range(MAX_ASKS):
             outgoing = bodies.fields(
                 call, asks, text[: last + 1], self.model, max_tokens=max_tokens, seed=seed + attempt, rejected=rejected
             )
             answer = await self._post(outgoing, call, used)
-            taken = self._field_values(asks, answer)
+            taken = field_values(asks, answer.text, self.counter.first)
             if call.following:
                 self._record_fields(call, asks, answer, taken)
             if taken:
@@ -256,42 +302,6 @@ class Asking:
         raise CallError(
             "no-match", f"{MAX_ASKS} answers did not have the form asked for; the last: {answer.text[:100]!r}"
         )
-
-    def _field_values(self, asks: Sequence[NextAsk], answer: Answer) -> list[Taken]:
-        """The fields' values up to the first that is missing or not in its form."""
-        try:
-            value = json.loads(answer.text)
-        except ValueError:
-            return []
-        if bodies.is_whole(asks):
-            found = self._field_value(asks[0].question, answer.text)
-            return [] if found is None else [found]
-        if not isinstance(value, dict):
-            return []
-        taken: list[Taken] = []
-        for name, ask in zip(bodies.field_names(asks), asks, strict=True):
-            text = field_text(ask.question, value[name]) if name in value else None
-            found = None if text is None else self._field_value(ask.question, text)
-            if found is None or (taken and not found.text):
-                break
-            taken.append(found)
-            if found.finish == "length":
-                break
-        return taken
-
-    def _field_value(self, question: Generate | TextChoices, text: str) -> Taken | None:
-        if isinstance(question, TextChoices):
-            if text not in question.choices:
-                return None
-            return Taken(text=text, finish="choice", end=0, choice=question.choices.index(text))
-        if question.constraint is not None:
-            return Taken(text=text, finish="constraint", end=0) if accepts(question.constraint, text) else None
-        cut = first_stop(text, question)
-        value = text if cut is None else text[:cut]
-        within = self.counter.first(value, question.max_tokens)
-        if within is not None and within != value:
-            return Taken(text=within, finish="length", end=0)
-        return Taken(text=value, finish="stop", end=0)
 
     def _record_fields(self, call: TextCall, asks: Sequence[NextAsk], answer: Answer, taken: Sequence[Taken]) -> None:
         generated = answer.tokens.generated if answer.tokens is not None else self.counter.count(answer.text)
@@ -320,7 +330,6 @@ class Asking:
         for attempt in range(MAX_ASKS):
             taken = await self._text(asked, seed + attempt, used)
             if taken:
-                self.methods["asked in words"] += 1
                 return taken
         raise CallError("no-match", f"{MAX_ASKS} answers did not have the form asked for")
 
@@ -341,37 +350,24 @@ class Asking:
         return answer
 
 
-def _asks(parts: Following) -> list[NextAsk]:
-    return [part for part in parts if isinstance(part, NextAsk)]
-
-
-def _joinable(parts: Following) -> Following:
-    """Up to the first call that can only be asked by itself."""
-    for i, part in enumerate(parts):
-        if isinstance(part, NextAsk) and bodies.stands_alone(part):
-            return parts[:i]
-    return parts
-
-
-def _common_stops(call: TextCall) -> tuple[str, ...]:
-    """Stop strings that can end the whole generation: the last question's, where nothing before it could meet them."""
-    *before, last = [call.question, *(ask.question for ask in _asks(call.following))]
-    if not isinstance(last, Generate):
-        return ()
-    texts = [part for part in call.following if isinstance(part, str)]
-    earlier = {stop for question in before if isinstance(question, Generate) for stop in question.stop}
-    return tuple(s for s in last.stop if s not in earlier and not any(s in text for text in texts))
-
-
 def _aligned(text: str, question: TextChoices) -> str:
     """Spaces before a choice are the endpoint's way of tokenising, unless the choices have them themselves."""
     return text if any(choice[0].isspace() for choice in question.choices) else text.lstrip(" ")
 
 
-def _result(found: Taken, request_id: int) -> Result:
+def _chosen(call: TextCall, decision: Decision) -> Taken:
+    assert isinstance(call.question, TextChoices)
+    text = call.question.choices[decision.choice]
+    return Taken(text=text, finish="choice", end=0, choice=decision.choice, logprobs=decision.logprobs)
+
+
+def _result(found: Taken, request_id: int, means: str) -> Result:
+    is_choice = found.choice is not None
     return Result(
         request_id=request_id,
-        text="" if found.choice is not None else found.text,
+        text="" if is_choice else found.text,
         finish_reason=found.finish,
         choice=found.choice,
+        choice_logprobs=found.logprobs,
+        means=means if is_choice else None,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +24,8 @@ from sglbatch.types import BackendStats, ErrorInfo, Priority, Request, Result
 
 WAIT_S: Final = 0.2
 """How long a step waits for an answer: signals are looked at in between."""
+
+DRAIN_POLL_S: Final = 0.05
 
 CACHED_TOKENS: Final = 1024
 """A shared beginning of so many tokens is what providers cache: one call goes ahead of the others that have it."""
@@ -69,6 +72,7 @@ class ApiBackend:
         self._number = 0
         self._outstanding = 0
         self._fatal: BaseException | None = None
+        self._draining = False
         self._used = Used()
         self._num_requests = 0
         self._steps = 0
@@ -76,7 +80,13 @@ class ApiBackend:
         self._client: Client | BatchClient = (
             Client(endpoint, self._traffic) if batches is None else BatchClient(endpoint, self._traffic, batches)
         )
-        self._asking = Asking(model=self._model, counter=counter, speculation=self._speculation, poster=self._client)
+        self._asking = Asking(
+            model=self._model,
+            counter=counter,
+            speculation=self._speculation,
+            poster=self._client,
+            has_logprobs=batches is None,  # where they do not tell, the next wave may be a day away
+        )
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="sglbatch-api", daemon=True)
         self._thread.start()
@@ -118,7 +128,25 @@ class ApiBackend:
             pass
         if not results and self._fatal is not None and not self._tasks and self._results.empty():
             raise self._fatal
+        return self._taken(results)
+
+    def drain(self, seconds: float) -> list[Result]:
+        """The answers of calls that are under way, as far as they come within so many seconds; no call starts any more.
+
+        They are paid for, so a run that is stopped keeps them.
+        """
+        self._draining = True
+        deadline = time.monotonic() + seconds
+        while self._tasks and time.monotonic() < deadline:
+            time.sleep(DRAIN_POLL_S)
+        results: list[Result] = []
+        while not self._results.empty():
+            results.append(self._results.get())
+        return self._taken(results)
+
+    def _taken(self, results: list[Result]) -> list[Result]:
         self._outstanding -= len(results)
+        self._num_requests += len(results)
         return results
 
     def finish_program(self, program_id: int) -> None:
@@ -145,6 +173,7 @@ class ApiBackend:
             "methods": dict(self._asking.methods),
             "cost": {
                 "dollars": float(self._budget.spent) if self._budget.known else None,
+                "earlier_dollars": float(self._budget.earlier) if self._budget.known else None,
                 "prices": self._budget.source,
             },
             "speculation": {
@@ -160,6 +189,7 @@ class ApiBackend:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=10)
         self._loop.close()
+        self._budget.close()
 
     # --- inside the loop's thread ---
 
@@ -172,7 +202,7 @@ class ApiBackend:
 
     def _pump(self) -> None:
         """Starts calls while there is room, one of a group ahead of the others."""
-        while self._queue and len(self._tasks) < self._concurrency and self._fatal is None:
+        while self._queue and len(self._tasks) < self._concurrency and self._fatal is None and not self._draining:
             place, request = heapq.heappop(self._queue)
             group = self._group(request)
             if group is not None and group not in self._warm:
@@ -216,7 +246,6 @@ class ApiBackend:
             self._used.prompt += used.prompt
             self._used.cached += used.cached
             self._used.generated += used.generated
-        self._num_requests += 1
         self._results.put(result)
 
     async def _shut(self) -> None:

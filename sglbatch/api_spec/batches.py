@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar
 from sglbatch.api_spec.answers import Answer, Garbled, Tokens, read_answer
 from sglbatch.api_spec.batchstore import BatchStore, Part
 from sglbatch.api_spec.bodies import Outgoing
-from sglbatch.api_spec.client import BUDGET_WAIT_S, Endpoint, Traffic, http_client
+from sglbatch.api_spec.client import Endpoint, Traffic, http_client, paid
 from sglbatch.api_spec.failures import Failure, backoff_s, of_status, redact
 from sglbatch.api_spec.limits import retry_after_s
 from sglbatch.errors import EXIT_MODEL, EXIT_RESUMABLE, BackendStopped, CallError, SglbatchError
@@ -45,10 +45,11 @@ class BatchClient:
         self._traffic = traffic
         self._store = store
         self._key = endpoint.model.key()
-        self._http = http_client(endpoint.model, self._key, endpoint.timeout_s)
+        self._http = http_client(endpoint.model, self._key, endpoint.timeout_s, bounded=False)
         self._rng = random.Random()
         self._waiting: dict[str, _Waiting] = {}
         self._found: dict[str, Answer | Failure] = {}
+        self._taken_in: set[int] = set()  # numbers of parts that this process has read
         self._last_post = 0.0
         self._worker: asyncio.Task[None] | None = None
 
@@ -58,18 +59,10 @@ class BatchClient:
         Raises:
             CallError: the call's own failure. SglbatchError: the job has to end.
         """
-        budget = self._endpoint.budget
+        most = Tokens(prompt=most_prompt_tokens, generated=outgoing.max_tokens)
         failure: Failure | None = None
         for _ in range(MAX_SUBMITS):
-            while (
-                reserved := budget.reserve(Tokens(prompt=most_prompt_tokens, generated=outgoing.max_tokens))
-            ) is None:
-                await asyncio.sleep(BUDGET_WAIT_S)
-            found: Answer | Failure | None = None
-            try:
-                found = await self._answer(outgoing)
-            finally:
-                budget.settle(reserved, found.tokens if isinstance(found, Answer) else Tokens(prompt=0, generated=0))
+            found = await paid(self._endpoint.budget, most, partial(self._answer, outgoing))
             if isinstance(found, Answer):
                 self._traffic.answered += 1
                 self._traffic.without_usage += found.tokens is None
@@ -107,6 +100,7 @@ class BatchClient:
             while self._waiting:
                 await self._settled()
                 await self._adopt()
+                await self._read_again()
                 self._hand_over()
                 await self._submit()
                 await self._collect()
@@ -137,6 +131,23 @@ class BatchClient:
         for part in lost.values():
             part.state, part.custom_ids = "collected", []  # it never reached the provider
         self._store.save()
+
+    async def _read_again(self) -> None:
+        """What an earlier process has collected and was killed before it was in the journal is not paid for twice."""
+        for part in self._store.parts:
+            wanted = {custom_id for custom_id in part.custom_ids if custom_id in self._waiting}
+            if part.state != "collected" or part.batch_id is None or part.number in self._taken_in or not wanted:
+                continue
+            self._taken_in.add(part.number)
+            try:
+                batch = (await self._control(partial(self._http.batches.retrieve, part.batch_id))).to_dict()
+                outcomes = await self._outcomes(batch, wanted)
+            except SglbatchError as error:
+                if error.code != "unknown-api-model":  # 404: the provider keeps files for a time only
+                    raise
+                continue
+            # What failed then is asked for again now.
+            self._found |= {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, Answer)}
 
     def _hand_over(self) -> None:
         for custom_id in [c for c in self._waiting if c in self._found]:
@@ -210,12 +221,9 @@ class BatchClient:
             await asyncio.sleep(self._store.poll_s)
 
     async def _take_in(self, part: Part, batch: Mapping[str, Any]) -> None:
-        wanted = set(part.custom_ids)
-        for name in ("output_file_id", "error_file_id"):
-            if batch.get(name):
-                content = await self._control(partial(self._http.files.content, str(batch[name])))
-                self._read_lines(content.content, wanted)
-        if batch.get("status") == "failed" and len(wanted) == len(part.custom_ids):
+        self._taken_in.add(part.number)
+        outcomes = await self._outcomes(batch, set(part.custom_ids))
+        if batch.get("status") == "failed" and not outcomes:
             part.state = "collected"
             self._store.save()
             raise SglbatchError(
@@ -225,32 +233,39 @@ class BatchClient:
                 exit_code=EXIT_MODEL,
             )
         message = f"the batch {part.batch_id} ended as {batch.get('status')} without this request's answer"
-        for custom_id in wanted:
-            self._found[custom_id] = Failure(what="again", code="batch-incomplete", message=message)
+        missing = Failure(what="again", code="batch-incomplete", message=message)
+        self._found |= {custom_id: outcomes.get(custom_id, missing) for custom_id in part.custom_ids}
         part.state = "collected"
         self._store.save()
 
-    def _read_lines(self, content: bytes, wanted: set[str]) -> None:
-        """Answers of a file in whatever order; each request's first one counts."""
-        for line in content.splitlines():
-            try:
-                value = json.loads(line)
-            except ValueError:
-                continue  # the request is then missing, and is asked again
-            custom_id = value.get("custom_id") if isinstance(value, dict) else None
-            if custom_id in wanted:
-                wanted.remove(custom_id)
-                self._found[custom_id] = self._outcome(value)
+    async def _outcomes(self, batch: Mapping[str, Any], wanted: set[str]) -> dict[str, Answer | Failure]:
+        """What became of the wanted requests, from the batch's files, in whatever order; of several lines the first."""
+        outcomes: dict[str, Answer | Failure] = {}
+        for name in ("output_file_id", "error_file_id"):
+            if not batch.get(name):
+                continue
+            content = await self._control(partial(self._http.files.content, str(batch[name])))
+            for line in content.content.splitlines():
+                try:
+                    value = json.loads(line)
+                except (ValueError, RecursionError):
+                    continue  # the request is then missing, and is asked again
+                custom_id = value.get("custom_id") if isinstance(value, dict) else None
+                if isinstance(custom_id, str) and custom_id in wanted and custom_id not in outcomes:
+                    outcomes[custom_id] = self._outcome(value)
+        return outcomes
 
     def _outcome(self, value: Mapping[str, Any]) -> Answer | Failure:
         response = value.get("response")
         if not isinstance(response, dict):
-            error = value.get("error") or {}
+            error = value.get("error")
+            error = error if isinstance(error, dict) else {}
             message = redact(str(error.get("message", "no answer")), self._key)
             return Failure(what="again", code=str(error.get("code") or "batch-error"), message=message)
         body = json.dumps(response.get("body"))
-        if response.get("status_code") != 200:
-            return of_status(int(response.get("status_code") or 500), body, retry_after_s=None, key=self._key)
+        status = response.get("status_code")
+        if status != 200:
+            return of_status(status if isinstance(status, int) else 500, body, retry_after_s=None, key=self._key)
         try:
             return read_answer(body.encode())
         except Garbled as error:

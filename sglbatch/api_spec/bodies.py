@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from sglbatch.api_spec.constraints import field_schema
@@ -82,6 +82,14 @@ def generation(
     return Outgoing(path=path, body=body | _sampling(question, model, seed), max_tokens=most, seed=seed)
 
 
+def first_token(call: TextCall, model: ApiModel, *, seed: int) -> Outgoing:
+    """The likeliest first tokens of an answer, at the model's own temperature."""
+    question = Generate(max_tokens=1, temperature=1.0)
+    asked = generation(call, question, model, max_tokens=1, stops=(), seed=seed)
+    logprobs = {"logprobs": True, "top_logprobs": model.family.num_top_logprobs}
+    return replace(asked, body=asked.body | logprobs)
+
+
 def fields(
     call: TextCall,
     asks: Sequence[NextAsk],
@@ -149,8 +157,10 @@ def field_names(asks: Sequence[NextAsk]) -> list[str]:
     return names
 
 
-def choice_question(question: TextChoices, max_tokens: int) -> Generate:
-    """The generation that stands for a select where choices cannot be scored."""
+def as_generation(question: Generate | TextChoices, max_tokens: int) -> Generate:
+    """The generation that stands for a select where choices cannot be scored; a gen as it is."""
+    if isinstance(question, Generate):
+        return question
     return Generate(max_tokens=max_tokens, temperature=question.temperature)
 
 

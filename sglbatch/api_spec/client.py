@@ -6,8 +6,9 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from sglbatch.api_spec.answers import Answer, Garbled, Tokens, read_answer
@@ -109,16 +110,8 @@ class Client:
                 raise CallError(found.code, f"{found.message} (given up after {tries + limit_tries} tries)")
 
     async def _paid_try(self, outgoing: Outgoing, tokens: int, most: Tokens) -> Answer | Failure:
-        budget = self._endpoint.budget
         await self._turn(tokens)
-        while (reserved := budget.reserve(most)) is None:
-            await asyncio.sleep(BUDGET_WAIT_S)
-        found: Answer | Failure | None = None
-        try:
-            found = await self._try(outgoing, tokens)
-        finally:
-            budget.settle(reserved, found.tokens if isinstance(found, Answer) else Tokens(prompt=0, generated=0))
-        return found
+        return await paid(self._endpoint.budget, most, partial(self._try, outgoing, tokens))
 
     async def close(self) -> None:
         await self._http.close()
@@ -171,10 +164,36 @@ class Client:
             )
 
 
-def http_client(model: ApiModel, key: str | None, timeout_s: float) -> Any:
-    """The openai library's client without its own retries. No redirects: a key goes nowhere but to its endpoint."""
+async def paid(budget: Budget, most: Tokens, ask: Callable[[], Awaitable[Answer | Failure]]) -> Answer | Failure:
+    """Asks within the budget, once there is room for what it can cost at most.
+
+    Raises:
+        BackendStopped: ``cost-cap``.
+    """
+    while (reserved := budget.reserve(most)) is None:
+        await asyncio.sleep(BUDGET_WAIT_S)
+    try:
+        found = await ask()
+    except BaseException:
+        budget.release(reserved)
+        raise
+    if isinstance(found, Answer):
+        budget.settle(reserved, most, found.tokens)
+    else:
+        budget.release(reserved)
+    return found
+
+
+def http_client(model: ApiModel, key: str | None, timeout_s: float, *, bounded: bool = True) -> Any:
+    """The openai library's client without its own retries. No redirects: a key goes nowhere but to its endpoint.
+
+    Args:
+        bounded: answers have a limit; the files of batches have none.
+    """
     import httpx2
     import openai
+
+    from sglbatch.api_spec.bounded import bound
 
     async def only_what_belongs(request: httpx2.Request) -> None:
         if key is None:
@@ -183,7 +202,10 @@ def http_client(model: ApiModel, key: str | None, timeout_s: float) -> Any:
             for name in ("openai-organization", "openai-project"):
                 request.headers.pop(name, None)
 
-    hooks: dict[str, list[Callable[..., Any]]] = {"request": [only_what_belongs]}
+    hooks: dict[str, list[Callable[..., Any]]] = {
+        "request": [only_what_belongs],
+        "response": [bound] if bounded else [],
+    }
     return openai.AsyncOpenAI(
         api_key=key or "none",
         base_url=model.base_url,

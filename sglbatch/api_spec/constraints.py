@@ -34,9 +34,33 @@ def longest(question: Generate, text: str) -> str | None:
     start = len(text) - len(text.lstrip())
     try:
         _, end = json.JSONDecoder().raw_decode(text, start)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return text[:end] if accepts(constraint, text[start:end]) else None
+
+
+@lru_cache(maxsize=256)
+def most_bytes(constraint: Constraint) -> int | None:
+    """Bytes of the longest text that a regex allows; None where there is no longest, or no telling (a schema)."""
+    if constraint.kind != "regex":
+        return None
+    automaton = compiled(constraint.source)
+    following = [sorted({int(state) for state in row if state >= 0}) for row in automaton.table]
+    longest: dict[int, int] = {}
+    path, on_path = [(automaton.start, iter(following[automaton.start]))], {automaton.start}
+    while path:
+        state, rest = path[-1]
+        target = next((t for t in rest if t not in longest), None)
+        if target is None:
+            longest[state] = max((1 + longest[t] for t in following[state]), default=0)
+            on_path.remove(state)
+            path.pop()
+        elif target in on_path:
+            return None
+        else:
+            on_path.add(target)
+            path.append((target, iter(following[target])))
+    return longest[automaton.start]
 
 
 def field_schema(question: Generate | TextChoices) -> dict[str, Any]:
@@ -79,7 +103,7 @@ def _is_valid(text: str, schema_source: str) -> bool:
 
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     schema = json.loads(schema_source)
     registry: Registry[Any] = Registry()  # nothing is fetched

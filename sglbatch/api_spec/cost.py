@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final
 
 from sglbatch.api_spec.answers import Tokens
+from sglbatch.api_spec.calibration import Ratio, real_over_expected
 from sglbatch.api_spec.dry import DryCall, Guess
 from sglbatch.api_spec.prices import Prices, dollars
 
-GUESSES: Final = tuple(
-    guess
-    for ahead in (False, True)
-    for guess in (
-        Guess(length="short", choice="first", ahead=ahead),
-        Guess(length="short", choice="last", ahead=ahead),
-        Guess(length="typical", choice="any", ahead=ahead),
-        Guess(length="long", choice="first", ahead=ahead),
-        Guess(length="long", choice="last", ahead=ahead),
-    )
+_EXTREMES: Final = tuple(
+    Guess(length=length, choice=choice, template=template)
+    for template in ("followed", "ignored", "single")
+    for length in ("short", "long")
+    for choice in ("first", "last")
 )
+EXPECTED: Final = Guess(length="typical", choice="any", template="likely")
+SINGLE: Final = Guess(length="typical", choice="any", template="single")
+GUESSES: Final = (*_EXTREMES, EXPECTED, SINGLE)
 
 
 GUESSED_COUNTS: Final = (0.75, 1.35)
@@ -46,16 +45,17 @@ class CostEstimate:
     """A job's cost before it is spent.
 
     Args:
-        first_prompt_tokens: of the first call of every row; ``exact`` where the model's own tokenizer counted them.
+        first_prompt_tokens: of the first call of every row; ``guess`` says why they may be off, None: they are exact.
         calls, prompt_tokens, generated_tokens: of the whole job, speculating where that is possible.
         dollars: by way of running: "speculating", "one call a gen", and the same cached or as a batch; None: unknown.
         most_per_row: dollars of the dearest row.
         sampled_rows: rows that the dry runs were made for, of ``rows`` that have calls to make.
+        answered_rows: rows with known usage that "this job" was held against; 0: nothing but guesses.
     """
 
     rows: int
     sampled_rows: int
-    exact: bool
+    guess: str | None
     first_prompt_tokens: int
     calls: Range
     prompt_tokens: Range
@@ -63,23 +63,29 @@ class CostEstimate:
     dollars: Mapping[str, Range | None]
     most_per_row: float | None
     prices: str
+    answered_rows: int = 0
 
     def to_json(self) -> dict[str, Any]:
         return {
             "rows": self.rows,
             "sampled_rows": self.sampled_rows,
-            "first_prompt_tokens": {"tokens": self.first_prompt_tokens, "exact": self.exact},
+            "first_prompt_tokens": {
+                "tokens": self.first_prompt_tokens,
+                "exact": self.guess is None,
+                "guess": self.guess,
+            },
             "calls": self.calls.to_json(),
             "prompt_tokens": self.prompt_tokens.to_json(),
             "generated_tokens": self.generated_tokens.to_json(),
             "dollars": {way: found and found.to_json() for way, found in self.dollars.items()},
             "most_dollars_per_row": self.most_per_row,
             "prices": self.prices,
+            "answered_rows": self.answered_rows,
         }
 
     def render(self) -> str:
         """The estimate for people."""
-        marked = "" if self.exact else " (estimated: the tokenizer is not known, --tokenizer names it)"
+        marked = "" if self.guess is None else f" (estimated: {self.guess})"
         sampled = "" if self.sampled_rows == self.rows else f" (from {self.sampled_rows:,} rows)"
         lines = [
             f"{'first calls':<17}{self.first_prompt_tokens:,} prompt tokens{marked}",
@@ -94,6 +100,8 @@ class CostEstimate:
                 ("unknown",) * 3 if found is None else tuple(map(_dollars, (found.low, found.expected, found.high)))
             )
             lines.append(f"{way:<28}" + "".join(f"{amount:>12}" for amount in amounts))
+        if self.answered_rows:
+            lines.append(f"{'':<28}this job: held against what {self.answered_rows:,} answered rows have cost")
         row = "unknown" if self.most_per_row is None else _dollars(self.most_per_row)
         return "\n".join([*lines, f"{'the dearest row':<28}{'':>24}{row:>12}"])
 
@@ -105,35 +113,98 @@ def estimate(
     rows: int,
     sampled_rows: int,
     first_prompt_tokens: int,
+    guess: str | None,
     exact: bool,
+    batch: bool,
+    answered: Mapping[int, Tokens],
+    expected: Sequence[DryCall],
 ) -> CostEstimate:
-    """The estimate from one dry run for each of ``GUESSES`` over the sampled rows."""
-    scale = rows / sampled_rows if sampled_rows else 0.0
+    """The estimate from one dry run for each of ``GUESSES`` over the sampled rows.
+
+    Args:
+        guess: see ``CostEstimate``.
+        exact: text is counted by the model's own tokenizer.
+        batch: this job goes in batches.
+        answered: what rows have really used; ``expected``: the calls that their dry run expects.
+    """
+    sums = _Sums(runs, prices, scale=rows / sampled_rows if sampled_rows else 0.0)
     spread = (1.0, 1.0) if exact else GUESSED_COUNTS
-    calls = {guess: len(found) * scale for guess, found in runs.items()}
-    prompt = {guess: sum(call.tokens.prompt for call in found) * scale for guess, found in runs.items()}
-    generated = {guess: sum(call.tokens.generated for call in found) * scale for guess, found in runs.items()}
-    ways: dict[str, Range | None] = {}
-    for way, ahead, cached, batch in (
-        ("speculating", True, False, False),
-        ("one call a gen", False, False, False),
-        ("speculating, cached", True, True, False),
-        ("one call a gen, cached", False, True, False),
-        ("one call a gen, batch", False, False, True),
-    ):
-        ways[way] = _spread(_dollar_range(runs, prices, ahead=ahead, cached=cached, batch=batch, scale=scale), spread)
+    ways = {
+        name: _spread(sums.dollars(single=single, cached=cached, batch=in_batch), spread)
+        for name, single, cached, in_batch in (
+            ("speculating", False, False, False),
+            ("one call a gen", True, False, False),
+            ("speculating, cached", False, True, False),
+            ("one call a gen, cached", True, True, False),
+            ("speculating, batch", False, False, True),
+            ("one call a gen, batch", True, False, True),
+        )
+    }
+    this_job = ways["speculating, batch"] if batch else _whole(ways)
+    ratio = None if this_job is None else _ratio(answered, expected, prices)
+    if this_job is not None and ratio is not None:
+        ahead = ways["speculating, batch"] if batch else ways["speculating"]
+        this_job = _held_against(this_job, ratio, discount=this_job.low / ahead.low if ahead and ahead.low else 1.0)
     return CostEstimate(
         rows=rows,
         sampled_rows=sampled_rows,
-        exact=exact,
+        guess=guess,
         first_prompt_tokens=first_prompt_tokens,
-        calls=_range(calls),
-        prompt_tokens=_range(prompt),
-        generated_tokens=_range(generated),
-        dollars={"this job": _whole(ways), **ways},
+        calls=sums.counts(lambda call: int(call.is_request)),
+        prompt_tokens=sums.counts(lambda call: call.tokens.prompt),
+        generated_tokens=sums.counts(lambda call: call.tokens.generated),
+        dollars={"this job": this_job, **ways},
         most_per_row=_most_per_row(runs, prices),
         prices=prices.source,
+        answered_rows=0 if ratio is None else len(answered),
     )
+
+
+def _ratio(answered: Mapping[int, Tokens], expected: Sequence[DryCall], prices: Prices) -> Ratio | None:
+    """Real over expected cost of answered rows; without the cache's discount, which the journal does not keep."""
+    costs: dict[int, float] = dict.fromkeys(answered, 0.0)
+    for call in expected:
+        costs[call.program_id] += float(_cost(call, prices, cached=False, batch=False) or 0)
+    real = [float(prices.cost(tokens) or 0) for tokens in answered.values()]
+    return real_over_expected(real, list(costs.values()))
+
+
+def _held_against(found: Range, ratio: Ratio, *, discount: float) -> Range:
+    """What answered rows make likely. ``discount``: what the provider's cache may leave of the low end."""
+    return Range(
+        low=found.expected * ratio.low * discount,
+        expected=found.expected * ratio.middle,
+        high=found.expected * ratio.high,
+    )
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """Sums over the dry runs. ``scale``: rows for each sampled one."""
+
+    runs: Mapping[Guess, Sequence[DryCall]]
+    prices: Prices
+    scale: float
+
+    def counts(self, value: Callable[[DryCall], int]) -> Range:
+        """Of a number that every call has, in this job."""
+        totals = {
+            guess: sum(value(call) * (1 if call.once else self.scale) for call in calls)
+            for guess, calls in self.runs.items()
+        }
+        return _range(totals, single=False)
+
+    def dollars(self, *, single: bool, cached: bool, batch: bool) -> Range | None:
+        amounts: dict[Guess, float] = {}
+        for guess, calls in self.runs.items():
+            total = 0.0
+            for call in calls:
+                cost = _cost(call, self.prices, cached=cached, batch=batch)
+                if cost is None:
+                    return None
+                total += float(cost) * (1 if call.once else self.scale)
+            amounts[guess] = total
+        return _range(amounts, single=single)
 
 
 def _spread(found: Range | None, spread: tuple[float, float]) -> Range | None:
@@ -142,36 +213,18 @@ def _spread(found: Range | None, spread: tuple[float, float]) -> Range | None:
     return Range(low=found.low * spread[0], expected=found.expected, high=found.high * spread[1])
 
 
-def _range(values: Mapping[Guess, float]) -> Range:
-    typical = [value for guess, value in values.items() if guess.length == "typical" and guess.ahead]
-    return Range(low=min(values.values()), expected=typical[0], high=max(values.values()))
+def _range(values: Mapping[Guess, float], *, single: bool) -> Range:
+    """The least, the expected and the most of one way of asking: one call a gen, or ahead."""
+    found = [value for guess, value in values.items() if (guess.template == "single") == single]
+    return Range(low=min(found), expected=values[SINGLE if single else EXPECTED], high=max(found))
 
 
 def _whole(ways: Mapping[str, Range | None]) -> Range | None:
-    """From every value taken ahead to none, without counting on the provider's cache."""
-    ahead, single = ways["speculating"], ways["one call a gen"]
-    cached = ways["speculating, cached"]
-    if ahead is None or single is None or cached is None:
+    """Asking ahead; the provider's cache may make it cheaper, which nobody can count on."""
+    ahead, cached = ways["speculating"], ways["speculating, cached"]
+    if ahead is None or cached is None:
         return None
-    return Range(low=min(ahead.low, single.low, cached.low), expected=ahead.expected, high=max(ahead.high, single.high))
-
-
-def _dollar_range(
-    runs: Mapping[Guess, Sequence[DryCall]], prices: Prices, *, ahead: bool, cached: bool, batch: bool, scale: float
-) -> Range | None:
-    amounts: dict[Guess, float] = {}
-    for guess, calls in runs.items():
-        if guess.ahead != ahead:
-            continue
-        total = Decimal(0)
-        for call in calls:
-            cost = _cost(call, prices, cached=cached, batch=batch)
-            if cost is None:
-                return None
-            total += cost
-        amounts[guess] = float(total) * scale
-    typical = next(amount for guess, amount in amounts.items() if guess.length == "typical")
-    return Range(low=min(amounts.values()), expected=typical, high=max(amounts.values()))
+    return Range(low=min(ahead.low, cached.low), expected=ahead.expected, high=ahead.high)
 
 
 def _cost(call: DryCall, prices: Prices, *, cached: bool, batch: bool) -> Decimal | None:
@@ -183,7 +236,9 @@ def _cost(call: DryCall, prices: Prices, *, cached: bool, batch: bool) -> Decima
 
 def _most_per_row(runs: Mapping[Guess, Sequence[DryCall]], prices: Prices) -> float | None:
     most = 0.0
-    for calls in runs.values():
+    for guess, calls in runs.items():
+        if guess.template == "single":
+            continue
         rows: dict[int, Decimal] = defaultdict(Decimal)
         for call in calls:
             cost = _cost(call, prices, cached=False, batch=False)

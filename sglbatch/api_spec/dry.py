@@ -1,42 +1,36 @@
 """A backend that asks nobody: it answers with placeholders and writes down what each call would use.
 
 Programs go on after an answer, and how depends on the answer. So a dry run is made several times with different
-answers; what they cost spans a range.
+answers; what they cost spans a range. Calls are asked by the same means as in a run (``ways``).
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter as Counts
 from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Final, Literal
+from math import log
+from typing import Any, Final, Literal
 
-from sglbatch.api_spec import bodies
+from sglbatch.api_spec import bodies, ways
 from sglbatch.api_spec.answers import Tokens
 from sglbatch.api_spec.asking import FIELD_TOKENS
-from sglbatch.api_spec.constraints import compiled
+from sglbatch.api_spec.lengths import Lengths, lengths, shortest, shows_how_it_goes_on
 from sglbatch.api_spec.model import ApiModel
-from sglbatch.api_spec.speculation import PROBES, place_of
+from sglbatch.api_spec.speculation import OUTPUT_WEIGHT, PROBES, place_of, room_ahead
 from sglbatch.api_spec.tokens import Counter
-from sglbatch.types import (
-    BackendStats,
-    Constraint,
-    Following,
-    Generate,
-    NextAsk,
-    Request,
-    Result,
-    TextCall,
-    TextChoices,
-    Usage,
-)
+from sglbatch.types import BackendStats, Following, Generate, NextAsk, Request, Result, TextCall, TextChoices, Usage
 
 CACHE_FROM: Final = 1024
 CACHE_STEP: Final = 128
 
-_LENGTHS: Final = {"short": 16, "typical": 3, "long": 1}
+HIDDEN_SHARE: Final = {"short": 16, "typical": 3, "long": 1}
+"""A share of the room for hidden tokens."""
+
+FAILING: Final = round(1 / (1 - ways.MOSTLY))
+"""At the worst one in so many calls by the cheaper means has to be asked for again, for good."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,36 +38,49 @@ class Guess:
     """What answers are taken to be.
 
     Args:
-        length: of free text: a sixteenth, a third or all of its max_tokens.
+        length: which of ``Lengths``; with ``long``, the cheaper means fail as often as they may.
         choice: which of a select's.
-        ahead: one call fills all the variables that it can.
+        template: ``followed``: one call fills all the variables that it can; ``ignored``: nothing comes of what is
+            asked ahead, which is noticed (where the prompt's examples show the template's text: nothing every other
+            time);
+            ``likely``: followed where examples show it, else ignored; ``single``: nothing is asked ahead.
     """
 
     length: Literal["short", "typical", "long"]
     choice: Literal["first", "last", "any"]
-    ahead: bool
+    template: Literal["followed", "ignored", "likely", "single"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class DryCall:
-    """One call that would be made. ``follow_up``: an answer came before it, so its prompt is a guess."""
+    """A request that would be made.
+
+    Args:
+        once: comes a fixed number of times, however many rows there are.
+        is_request: a request of its own, not a part of another one that goes further than it needs to.
+    """
 
     program_id: int
     tokens: Tokens
-    follow_up: bool
+    once: bool = False
+    is_request: bool = True
 
 
 class DryBackend:
-    """A ``types.Backend`` that answers at once. ``calls`` has what it was asked."""
+    """A ``types.Backend`` that answers at once. ``calls`` has what it was asked.
 
-    def __init__(self, model: ApiModel, counter: Counter, guess: Guess) -> None:
+    Args:
+        probes: calls at a place of the template that go ahead before it is seen what comes of it.
+    """
+
+    def __init__(self, model: ApiModel, counter: Counter, guess: Guess, *, probes: int = PROBES) -> None:
         self._model = model
+        self._probes = probes
         self._counter = counter
         self._guess = guess
         self._waiting: deque[Request] = deque()
-        self._asked: Counts[int] = Counts()
         self._last_prompt: dict[int, int] = {}
-        self._misfits: Counts[Hashable] = Counts()
+        self._seen: Counts[Hashable] = Counts()
         self.calls: list[DryCall] = []
 
     @property
@@ -105,125 +112,209 @@ class DryBackend:
     def close(self) -> None:
         self._waiting.clear()
 
+    # --- one call ---
+
     def _answer(self, request: Request) -> Result:
-        call = request.text
-        assert call is not None
-        following = call.following if self._guess.ahead and call.ahead_tokens != 0 else ()
-        asks = [NextAsk(name=call.name, question=call.question)]
-        asks += [part for part in following if isinstance(part, NextAsk)]
-        texts = [self._text(ask.question, request.request_id) for ask in asks]
-        free = isinstance(call.question, Generate) and call.question.constraint is None
-        if bodies.by_chat(call, self._model) and self._model.family.schema and (len(asks) > 1 or not free):
-            prompt, generated = self._fields_tokens(call, asks, following, texts)
+        assert request.text is not None
+        call = replace(request.text, following=ways.joinable(request.text))
+        alone = replace(call, following=())
+        goes_ahead = bool(ways.asks_of(call.following)) and call.ahead_tokens != 0 and self._goes_ahead(call)
+        is_followed = goes_ahead and self._is_followed(call)
+        before = len(self.calls)
+        if is_followed or not goes_ahead:
+            self._ask(call if is_followed else alone, request.program_id)
         else:
-            prompt = self._counter.num_tokens(request.prompt_ids)
-            generated = self._text_tokens(following, asks, texts)
-            if self._guess.length == "long" and not free and self._model.family.chat and self._model.family.schema:
-                fields = self._fields_tokens(call, asks[:1], (), texts)
-                prompt, generated = max(prompt, fields[0]), max(generated, fields[1])
-            self._note_failed(call, asks[0], request.program_id, texts[0])
-        self._note(request.program_id, prompt, generated + self._hidden())
-        first, *ahead = [_result(request.request_id, ask.question, text) for ask, text in zip(asks, texts, strict=True)]
-        return Result(
-            request_id=request.request_id,
-            text=first.text,
-            finish_reason=first.finish_reason,
-            choice=first.choice,
-            usage=Usage(prompt_tokens=prompt, generated_tokens=generated),
-            ahead=tuple(ahead),
+            self._ask(alone, request.program_id)
+            self._note_waste(call, request.program_id)
+        walked = walk(call if is_followed else alone)
+        results = [_result(request.request_id, ask.question, self._text(ask.question, text)) for ask, text in walked]
+        made = [each.tokens for each in self.calls[before:]]
+        usage = Usage(prompt_tokens=sum(t.prompt for t in made), generated_tokens=sum(t.generated for t in made))
+        return replace(results[0], usage=usage, ahead=tuple(results[1:]))
+
+    def _goes_ahead(self, call: TextCall) -> bool:
+        """A structured call always does; free text until it has been seen that nothing comes of it."""
+        if self._guess.template == "single":
+            return False
+        if self._guess.template == "followed" or self._is_likely(call):
+            return True
+        place = ("ahead", place_of(call))
+        self._seen[place] += 1
+        return self._seen[place] <= self._probes
+
+    def _is_followed(self, call: TextCall) -> bool:
+        """What is asked ahead is found in the answer. Asked for once for each call."""
+        if ways.second_means(call, self._model) == ways.BY_FIELDS or self._guess.template == "followed":
+            return True
+        if not self._is_likely(call):
+            return False
+        self._seen["likely"] += 1
+        return self._guess.template == "likely" or self._seen["likely"] % 2 == 0
+
+    def _is_likely(self, call: TextCall) -> bool:
+        return ways.second_means(call, self._model) == ways.BY_FIELDS or shows_how_it_goes_on(
+            call.prefix, call.following
         )
 
-    def _note_failed(self, call: TextCall, ask: NextAsk, program_id: int, text: str) -> None:
-        """At the worst, free text is not in its form and is asked for again under a schema, until that is learned."""
-        formless = isinstance(ask.question, Generate) and ask.question.constraint is None
-        if self._guess.length != "long" or formless or not (self._model.family.schema and self._model.family.chat):
-            return
-        place = place_of(replace(call, following=()))
-        self._misfits[place] += 1
-        if self._misfits[place] <= PROBES:
-            self._note(program_id, *self._fields_tokens(call, [ask], (), [text]))
+    def _ask(self, call: TextCall, program_id: int) -> None:
+        """Note the requests that the call takes."""
+        means = ways.first_means(call, self._model)
+        if means in (ways.BY_FIELD, ways.BY_FIELDS):
+            self._note(program_id, self._by_fields(call))
+        elif means == ways.BY_TEXT:
+            self._note(program_id, self._by_text(call))
+        else:
+            self._note_uncertain(program_id, call, means)
 
-    def _note(self, program_id: int, prompt: int, generated: int) -> None:
+    def _note_waste(self, call: TextCall, program_id: int) -> None:
+        """What is generated ahead for nothing: a few times only, unless the template is followed now and then."""
+        questions = [ask.question for ask, _ in walk(call)]
+        most = self._between(call) + sum(map(self._most, questions[1:]))
+        most = most if call.ahead_tokens is None else min(most, call.ahead_tokens)
+        likely = self._is_likely(call)
+        if likely:
+            most = room_ahead(most, self._between(call) + sum(self._sizes(call)[1:]))
+        left_over = max(0, self._most(questions[0]) - self._sizes(call)[0])
+        wasted = Tokens(prompt=0, generated=most + left_over)
+        self.calls.append(DryCall(program_id=program_id, tokens=wasted, once=not likely, is_request=False))
+
+    def _note_uncertain(self, program_id: int, call: TextCall, means: str) -> None:
+        """The cheaper means, and at the worst another one beside it or in its place."""
+        alone = replace(call, following=())
+        cheap = self._by_text(call)
+        if means == ways.BY_LOGPROBS:
+            cheap = Tokens(prompt=cheap.prompt, generated=1)
+        if self._guess.length != "long":
+            self._note(program_id, cheap)
+            return
+        sure = self._by_fields(alone) if ways.has_schema(self._model) else self._by_text(alone)
+        if _weight(sure) > _weight(cheap) + _weight(sure) / FAILING:
+            self._note(program_id, sure)
+            place = (means, place_of(alone))
+            self._seen[place] += 1
+            if self._seen[place] <= ways.FIT_PROBES:
+                self.calls.append(DryCall(program_id=program_id, tokens=cheap, once=True))
+            return
+        self._note(program_id, cheap)
+        self._seen[means] += 1
+        if self._seen[means] % FAILING == 0:
+            self._note(program_id, sure)
+
+    def _note(self, program_id: int, tokens: Tokens) -> None:
         shared = self._last_prompt.get(program_id, 0)
         cached = shared // CACHE_STEP * CACHE_STEP if shared >= CACHE_FROM else 0
-        self.calls.append(
-            DryCall(
-                program_id,
-                Tokens(prompt=prompt, generated=generated, cached=min(cached, prompt)),
-                follow_up=self._asked[program_id] > 0,
-            )
+        hidden = self._model.family.hidden_tokens // HIDDEN_SHARE[self._guess.length]
+        whole = Tokens(
+            prompt=tokens.prompt, generated=tokens.generated + hidden, cached=min(cached, tokens.prompt), hidden=hidden
         )
-        self._asked[program_id] += 1
-        self._last_prompt[program_id] = prompt
+        self.calls.append(DryCall(program_id=program_id, tokens=whole))
+        self._last_prompt[program_id] = tokens.prompt
 
-    def _hidden(self) -> int:
-        return self._model.family.hidden_tokens // _LENGTHS[self._guess.length]
+    # --- tokens of one request ---
 
-    def _text_tokens(self, following: Following, asks: Sequence[NextAsk], texts: Sequence[str]) -> int:
-        """Tokens of the values; ahead, those of the template's text too, and of a surplus at the end.
+    def _by_text(self, call: TextCall) -> Tokens:
+        """A generation; ahead with the template's text and a surplus at the end.
 
-        Where nothing holds the model to a form, it goes on behind a value that has one, to the call's limit.
+        A stop string ends it, or the model's own end. A model that goes on behind a value, into a template that it
+        follows or because nothing holds it to a form, does so up to the request's limit.
         """
-        long = self._guess.length == "long"
-        values = sum(
-            self._most_tokens(ask.question) if long else self._value_tokens(ask.question, text)
-            for ask, text in zip(asks, texts, strict=True)
-        )
-        between = sum(self._counter.count(part) for part in following if isinstance(part, str))
-        return values + between + (4 if following else 0)
+        values = sum(self._sizes(call)) + self._between(call)
+        limit = self._limit(call)
+        *_, last = ways.asks_of((NextAsk(name=call.name, question=call.question), *call.following))
+        stops = ways.common_stops(call)[: self._model.family.num_stops] if ways.is_free(last.question) else ()
+        if self._guess.length == "short":
+            generated = values
+        elif stops:
+            generated = values + 1
+        elif call.following or not ways.is_free(call.question) or self._guess.length == "long":
+            generated = limit
+        else:
+            generated = values + 1
+        prompt = prompt_tokens(call, self._model, self._counter)
+        return Tokens(prompt=prompt, generated=min(limit, generated))
 
-    def _fields_tokens(
-        self, call: TextCall, asks: Sequence[NextAsk], following: Following, texts: Sequence[str]
-    ) -> tuple[int, int]:
-        whole: Following = (asks[0], *following)
+    def _limit(self, call: TextCall) -> int:
+        """The ``max_tokens`` of the request, what is asked ahead as far as it has been of use."""
+        first, *later = [self._most(ask.question) for ask, _ in walk(call)]
+        if not call.following:
+            return first
+        most = self._between(call) + sum(later)
+        most = most if call.ahead_tokens is None else min(most, call.ahead_tokens)
+        return first + room_ahead(most, self._between(call) + sum(self._sizes(call)[1:]))
+
+    def _between(self, call: TextCall) -> int:
+        """Tokens of the template's own text ahead."""
+        return sum(self._counter.count(part) for part in call.following if isinstance(part, str))
+
+    def _sizes(self, call: TextCall) -> list[int]:
+        """Tokens of the values."""
+        return [self._size(lengths(ask.question, text, self._counter)) for ask, text in walk(call)]
+
+    def _by_fields(self, call: TextCall) -> Tokens:
+        """One JSON object, or a value by itself."""
+        asks = [ask for ask, _ in walk(call)]
+        whole: Following = (asks[0], *call.following)
         last = max(i for i, part in enumerate(whole) if isinstance(part, NextAsk))
         outgoing = bodies.fields(call, asks, whole[: last + 1], self._model, max_tokens=0, seed=0)
-        messages = [(str(m["role"]), str(m["content"])) for m in outgoing.body["messages"]]
-        prompt = self._counter.num_tokens(self._counter.chat_ids(messages))
-        values = sum(self._value_tokens(ask.question, text) for ask, text in zip(asks, texts, strict=True))
-        return prompt, values + len(asks) * FIELD_TOKENS // 2
+        empty = json.dumps(dict.fromkeys(bodies.field_names(asks), ""))
+        frame = 0 if bodies.is_whole(asks) else self._counter.count(empty)
+        if self._guess.length == "long":
+            frame += len(asks) * FIELD_TOKENS // 2  # white space, escapes
+        prompt = prompt_of_body(outgoing.body, self._model, self._counter)
+        return Tokens(prompt=prompt, generated=frame + sum(self._sizes(call)))
 
-    def _value_tokens(self, question: Generate | TextChoices, text: str) -> int:
-        if isinstance(question, Generate) and question.constraint is None:
-            return max(1, question.max_tokens // _LENGTHS[self._guess.length])
-        return self._counter.count(text)
+    # --- values ---
 
-    def _most_tokens(self, question: Generate | TextChoices) -> int:
-        if isinstance(question, Generate):
-            return question.max_tokens
-        return max(self._counter.count(choice) for choice in question.choices) + 2
+    def _size(self, found: Lengths) -> int:
+        return {"short": found.short, "typical": found.typical, "long": found.long}[self._guess.length]
 
-    def _text(self, question: Generate | TextChoices, number: int) -> str:
+    def _most(self, question: Generate | TextChoices) -> int:
+        return ways.most_tokens(question, self._counter)
+
+    def _text(self, question: Generate | TextChoices, before: str) -> str:
         if isinstance(question, TextChoices):
-            places = {"first": 0, "last": -1, "any": number % len(question.choices)}
+            self._seen["choices"] += 1
+            places = {"first": 0, "last": -1, "any": self._seen["choices"] % len(question.choices)}
             return question.choices[places[self._guess.choice]]
         if question.constraint is not None:
-            return _shortest(question.constraint)
-        return " word" * max(1, question.max_tokens // _LENGTHS[self._guess.length])
+            return shortest(question.constraint)
+        return " word" * self._size(lengths(question, before, self._counter))
+
+
+def walk(call: TextCall) -> list[tuple[NextAsk, str]]:
+    """The call's questions, those asked ahead included, each with the text before it: values ahead are left out."""
+    walked = [(NextAsk(name=call.name, question=call.question), call.prefix)]
+    text = call.prefix
+    for part in call.following:
+        if isinstance(part, str):
+            text += part
+        else:
+            walked.append((part, text))
+    return walked
+
+
+def prompt_tokens(call: TextCall, model: ApiModel, counter: Counter) -> int:
+    """Of the call as a generation."""
+    call = ways.as_prompted(call)
+    ids = counter.chat_ids(bodies.messages_of(call)) if bodies.by_chat(call, model) else counter.text_ids(call.prefix)
+    return counter.num_tokens(ids)
+
+
+def prompt_of_body(body: dict[str, Any], model: ApiModel, counter: Counter) -> int:
+    """Of a request that is held to a schema."""
+    messages = [(str(message["role"]), str(message["content"])) for message in body["messages"]]
+    prompt = counter.num_tokens(counter.chat_ids(messages))
+    return prompt + (counter.count(json.dumps(body["response_format"])) if model.family.schema_in_prompt else 0)
+
+
+def _weight(tokens: Tokens) -> float:
+    return tokens.prompt + OUTPUT_WEIGHT * tokens.generated
 
 
 def _result(request_id: int, question: Generate | TextChoices, text: str) -> Result:
     if isinstance(question, TextChoices):
-        return Result(request_id=request_id, finish_reason="choice", choice=question.choices.index(text))
+        # Evenly likely: a program may read the log-probabilities where an endpoint can give them.
+        even = (-log(len(question.choices)),) * len(question.choices)
+        choice = question.choices.index(text)
+        return Result(request_id=request_id, finish_reason="choice", choice=choice, choice_logprobs=even)
     return Result(request_id=request_id, text=text)
-
-
-@lru_cache(maxsize=256)
-def _shortest(constraint: Constraint) -> str:
-    """The shortest text that a regex allows; of a schema an empty object."""
-    if constraint.kind != "regex":
-        return "{}"
-    automaton = compiled(constraint.source)
-    paths: dict[int, bytes] = {automaton.start: b""}
-    queue = deque([automaton.start])
-    while queue:
-        state = queue.popleft()
-        if automaton.accepting[state]:
-            return paths[state].decode("utf-8", "ignore")
-        # Letters and digits first: among equally short texts they read best.
-        for byte in (*range(97, 123), *range(48, 58), *range(256)):
-            target = int(automaton.table[state, byte])
-            if target >= 0 and target not in paths:
-                paths[target] = paths[state] + bytes([byte])
-                queue.append(target)
-    return ""

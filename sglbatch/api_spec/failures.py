@@ -94,7 +94,7 @@ def backoff_s(attempt: int, failure: Failure, rng: random.Random) -> float:
 def _error_object(body: str) -> dict[str, Any]:
     try:
         value = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     error = value.get("error", value) if isinstance(value, dict) else None
     return error if isinstance(error, dict) else {}

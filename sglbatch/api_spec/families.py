@@ -22,7 +22,10 @@ class Family:
         extra_sampling: top_k and min_p are taken (the open servers).
         schema: answers can be held to a JSON schema.
         hidden_tokens: room for tokens that are generated, billed and not shown, beyond an answer's own.
-        encoding: the tokeniser's name, where it is known.
+        num_top_logprobs: how many of the likeliest first tokens the chat endpoint names; 0: it names none.
+        schema_in_prompt: a schema is billed as part of the prompt, in a form that is not published.
+        encoding: the tokenizer's name, where it is known.
+        known_framing: what goes around its messages is published.
     """
 
     name: str
@@ -35,7 +38,10 @@ class Family:
     extra_sampling: bool = False
     schema: bool = True
     hidden_tokens: int = 0
+    num_top_logprobs: int = 20
+    schema_in_prompt: bool = True
     encoding: str | None = None
+    known_framing: bool = True
 
 
 FAMILIES: Final = (
@@ -46,7 +52,9 @@ FAMILIES: Final = (
         num_stops=0,
         sampling=False,
         hidden_tokens=4096,
+        num_top_logprobs=0,
         encoding="o200k",
+        known_framing=False,
     ),
     Family(
         name="instruct",
@@ -54,13 +62,16 @@ FAMILIES: Final = (
         chat=False,
         completions=True,
         schema=False,
+        num_top_logprobs=0,
         encoding="cl100k",
     ),
     Family(name="gpt-3.5 and gpt-4", pattern=r"(gpt-3\.5|gpt-4(?!o|\.))", schema=False, encoding="cl100k"),
     Family(name="gpt", pattern=r"(gpt-|chatgpt)", max_tokens_field="max_completion_tokens", encoding="o200k"),
 )
 
-OPEN_SERVER: Final = Family(name="open server", pattern="", completions=True, extra_sampling=True)
+OPEN_SERVER: Final = Family(
+    name="open server", pattern="", completions=True, extra_sampling=True, schema_in_prompt=False
+)
 """vLLM, SGLang, llama.cpp and others that serve any model: both endpoints, all of the sampling arguments."""
 
 

@@ -21,12 +21,13 @@ Longest = Callable[[Generate, str], str | None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Taken:
-    """One value found. ``end``: how much of the text has been read with it."""
+    """One value found. ``end``: how much of the text has been read with it; ``logprobs``: of a select's choices."""
 
     text: str
     finish: FinishReason
     end: int
     choice: int | None = None
+    logprobs: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

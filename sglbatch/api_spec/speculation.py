@@ -65,7 +65,12 @@ class Speculation:
         record = self._records.setdefault(place, Record())
         if len(record.gains) < PROBES or not record.most_used:
             return most
-        return min(most, record.most_used + record.most_used // 4 + 4)
+        return room_ahead(most, record.most_used)
+
+    def is_open(self, place: Hashable) -> bool:
+        """As many calls as may have gone ahead at this place, and nothing is known of any: the next may wait for it."""
+        record = self._records.get(place, Record())
+        return record.started >= self._probes and not record.gains and not record.off
 
     def record(
         self, place: Hashable, *, saved_prompt_tokens: int, used_tokens: int, reach: int, wasted_tokens: int
@@ -91,6 +96,11 @@ class Speculation:
     def num_off(self) -> int:
         """Places where it did not pay."""
         return sum(record.off for record in self._records.values())
+
+
+def room_ahead(most: int, used: int) -> int:
+    """Tokens to ask for ahead where ``used`` have been of use."""
+    return min(most, used + used // 4 + 4)
 
 
 def place_of(call: TextCall) -> Hashable:

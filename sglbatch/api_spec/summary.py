@@ -29,5 +29,7 @@ def api_lines(facts: Mapping[str, Any]) -> list[str]:
         lines.append(f"{'warning':<10}{facts['answers_without_usage']:,} answers named no tokens: counts are too low")
     cost = facts["cost"]
     shown = "unknown" if cost["dollars"] is None else f"{dollars(Decimal(str(cost['dollars'])))} by {cost['prices']}"
-    lines.append(f"{'cost':<10}{shown}")
+    earlier = Decimal(str(cost["earlier_dollars"] or 0))
+    behind = f"; {dollars(earlier)} by earlier runs of the job" if earlier else ""
+    lines.append(f"{'cost':<10}{shown}{behind}")
     return lines

@@ -7,6 +7,8 @@ from typing import Final, Protocol
 
 import numpy as np
 
+from sglbatch.api_spec.encodings import PACKAGE, Encoding, load_encoding
+from sglbatch.api_spec.families import Family
 from sglbatch.lang.chat import ChatTemplate
 from sglbatch.tokenizer import Tokenizer
 from sglbatch.types import Prompt, Text, TokenIds
@@ -24,7 +26,11 @@ class Counter(Protocol):
 
     @property
     def exact(self) -> bool:
-        """The counts are the model's own."""
+        """The counts of text are the model's own."""
+
+    @property
+    def guess(self) -> str | None:
+        """Why the counts of whole prompts may be off, in words; None where they are exact too."""
 
     def text_ids(self, text: str) -> TokenIds:
         """A plain prompt's."""
@@ -47,6 +53,9 @@ class ByteCounter:
     """Where the tokenizer is not known: ids are bytes, and four of them are taken for a token."""
 
     exact: Final = False
+
+    def __init__(self, guess: str = "the tokenizer is not known, --tokenizer names it") -> None:
+        self.guess = guess
 
     def text_ids(self, text: str) -> TokenIds:
         return np.frombuffer(text.encode("utf-8", "surrogatepass"), dtype=np.uint8).astype(np.int32)
@@ -75,6 +84,7 @@ class TokenizerCounter:
     """The model's own tokenizer and chat template."""
 
     exact: Final = True
+    guess: Final = None
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -113,6 +123,43 @@ class TokenizerCounter:
         return b"".join(pieces).decode("utf-8", "replace")
 
 
-def counter_for(tokenizer: Tokenizer | None) -> Counter:
-    """The counter of a model whose tokenizer is known, or not."""
-    return ByteCounter() if tokenizer is None else TokenizerCounter(tokenizer)
+class EncodingCounter:
+    """One of OpenAI's own tokenizers. ``guess``: what goes around messages is not published for every model."""
+
+    exact: Final = True
+
+    def __init__(self, encoding: Encoding, *, guess: str | None) -> None:
+        self._encoding = encoding
+        self.guess = guess
+
+    def text_ids(self, text: str) -> TokenIds:
+        return np.array(self._encoding.ids(text), dtype=np.int32)
+
+    def chat_ids(self, messages: Messages) -> TokenIds:
+        return self._encoding.chat_ids(messages)
+
+    def num_tokens(self, ids: TokenIds) -> int:
+        return len(ids)
+
+    def count(self, text: str) -> int:
+        return len(self._encoding.ids(text))
+
+    def first(self, text: str, max_tokens: int) -> str | None:
+        ids = self._encoding.ids(text)
+        return text if len(ids) <= max_tokens else self._encoding.decode(ids[:max_tokens]).rstrip("\ufffd")
+
+    def show(self, ids: TokenIds) -> str:
+        return self._encoding.decode(ids.tolist())
+
+
+def counter_for(tokenizer: Tokenizer | None, family: Family | None = None) -> Counter:
+    """The counter of a model: by the tokenizer that the user names, else by its family's own, else by bytes."""
+    if tokenizer is not None:
+        return TokenizerCounter(tokenizer)
+    if family is None or family.encoding is None:
+        return ByteCounter()
+    encoding = load_encoding(family.encoding)
+    if encoding is None:
+        return ByteCounter(f"{PACKAGE} has its tokenizer: pip install 'sglbatch[openai]'")
+    guess = None if family.known_framing else "OpenAI does not say what goes around this model's messages"
+    return EncodingCounter(encoding, guess=guess)

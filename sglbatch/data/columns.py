@@ -66,9 +66,16 @@ class _Learned:
 class ColumnSet:
     """All columns of an output but ``_error``, ``_finish`` and ``_usage``, in output order."""
 
-    def __init__(self, columns: Sequence[OutputColumn], keys: Sequence[Key], finish_names: Sequence[str]) -> None:
+    def __init__(
+        self,
+        columns: Sequence[OutputColumn],
+        keys: Sequence[Key],
+        finish_names: Sequence[str],
+        means_names: Sequence[str] = (),
+    ) -> None:
         self.columns = columns
         self.finish_names = finish_names
+        self.means_names = means_names
         self._by_key = dict(zip(keys, columns, strict=True))
 
     @staticmethod
@@ -81,17 +88,19 @@ class ColumnSet:
         """
         learned = {(_VARIABLE, column.name): _Learned(declared=column.declared) for column in columns}
         finish_names: dict[str, None] = {}
+        means_names: dict[str, None] = {}
         for row in rows:
             for key, value in _cells(row):
                 if key not in learned:
                     learned[key] = _Learned(declared=None)
                 learned[key].add(value)
             finish_names.update(dict.fromkeys(clean_text(name, Counter()) for name in row.finish))
+            means_names.update(dict.fromkeys(clean_text(name, Counter()) for name in row.means))
         keys = sorted(learned, key=lambda key: key[0])
         warnings: list[str] = []
         names = _distinct_names(keys, warnings)
         finished = [_finish(name, learned[key], warnings) for name, key in zip(names, keys, strict=True)]
-        return ColumnSet(finished, keys, list(finish_names)), warnings
+        return ColumnSet(finished, keys, list(finish_names), list(means_names)), warnings
 
     def record(self, row: OutputRow, *, json_as_text: bool, notes: Counter[str]) -> dict[str, Any]:
         """column name -> value, in column order; null where the row has none.

@@ -65,7 +65,8 @@ def write_output(path: Path, rows: Callable[[], Iterable[OutputRow]], *, columns
     """Write all rows to ``path``, atomically, in the order given.
 
     Columns: kept ones, variables in first-seen order (``columns`` first), ``_return`` when any row returned
-    something, extras, ``_error``, ``_finish``, ``_usage``. A variable has its declared type if all its values have it;
+    something, extras, ``_error``, ``_finish``, ``_usage`` (which names, for an API model, by what ``means`` each select
+    was answered). A variable has its declared type if all its values have it;
     without a declaration the least type that holds all its values; where there is none, JSON text (Parquet) or the
     values as they are (JSONL), and a warning. Rows are held in memory only a batch at a time.
 
@@ -86,7 +87,7 @@ def write_output(path: Path, rows: Callable[[], Iterable[OutputRow]], *, columns
         for row in rows():
             num_rows += 1
             num_failed += row.error is not None
-            yield column_set.record(row, json_as_text=is_parquet, notes=notes) | _fixed(row, column_set.finish_names)
+            yield column_set.record(row, json_as_text=is_parquet, notes=notes) | _fixed(row, column_set)
 
     with atomic_file(path) as file:
         if is_parquet:
@@ -100,7 +101,7 @@ def write_output(path: Path, rows: Callable[[], Iterable[OutputRow]], *, columns
     return WriteReport(path=path, num_rows=num_rows, num_failed=num_failed, columns=names, warnings=tuple(warnings))
 
 
-def _fixed(row: OutputRow, finish_names: Sequence[str]) -> dict[str, Any]:
+def _fixed(row: OutputRow, column_set: ColumnSet) -> dict[str, Any]:
     ignored: Counter[str] = Counter()
     error = row.error and {
         "code": clean_text(row.error.code, ignored),
@@ -108,8 +109,14 @@ def _fixed(row: OutputRow, finish_names: Sequence[str]) -> dict[str, Any]:
         "call": row.error.call and clean_text(row.error.call, ignored),
     }
     given = {clean_text(name, ignored): reason for name, reason in row.finish.items()}
-    finish = {name: given.get(name) for name in finish_names} if given else None
-    usage = {"prompt_tokens": row.usage.prompt_tokens, "generated_tokens": row.usage.generated_tokens}
+    finish = {name: given.get(name) for name in column_set.finish_names} if given else None
+    usage: dict[str, Any] = {
+        "prompt_tokens": row.usage.prompt_tokens,
+        "generated_tokens": row.usage.generated_tokens,
+    }
+    if column_set.means_names:
+        means = {clean_text(name, ignored): text for name, text in row.means.items()}
+        usage["means"] = {name: means.get(name) for name in column_set.means_names} if means else None
     return {"_error": error, "_finish": finish, "_usage": usage}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from sglbatch.errors import SglbatchError
@@ -28,6 +28,7 @@ class OutputRow:
         values: variable -> value; a variable the row never set is absent.
         returned: what the program returned; counts only with ``has_returned``.
         finish: variable -> finish reason.
+        means: variable -> how an endpoint was brought to choose it.
         kept: input columns to copy, by their output names, in output order.
         extras: further columns (``_transcript``).
     """
@@ -40,6 +41,7 @@ class OutputRow:
     usage: Usage
     kept: dict[str, Any]
     extras: dict[str, Any]
+    means: dict[str, str] = field(default_factory=dict)
 
 
 def check_collisions(kept: Sequence[str], produced: Iterable[str], prefix: str = "") -> dict[str, str]:

@@ -16,7 +16,6 @@ _BATCH_BYTES: Final = 64 << 20
 _BATCH_ROWS: Final = 16384
 
 _ERROR: Final = pa.struct([("code", pa.string()), ("message", pa.string()), ("call", pa.string())])
-_USAGE: Final = pa.struct([("prompt_tokens", pa.int64()), ("generated_tokens", pa.int64())])
 
 
 def write_parquet(file: BinaryIO, records: Iterable[dict[str, Any]], column_set: ColumnSet) -> None:
@@ -46,7 +45,14 @@ def _schema(column_set: ColumnSet) -> pa.Schema:
     names = column_set.finish_names
     finish = pa.struct([(name, pa.string()) for name in names]) if names else pa.string()
     fields = [pa.field(column.name, _column_type(column)) for column in column_set.columns]
-    return pa.schema([*fields, pa.field("_error", _ERROR), pa.field("_finish", finish), pa.field("_usage", _USAGE)])
+    return pa.schema([*fields, pa.field("_error", _ERROR), pa.field("_finish", finish), _usage(column_set)])
+
+
+def _usage(column_set: ColumnSet) -> pa.Field:
+    counts = [("prompt_tokens", pa.int64()), ("generated_tokens", pa.int64())]
+    names = column_set.means_names
+    means = [("means", pa.struct([(name, pa.string()) for name in names]))] if names else []
+    return pa.field("_usage", pa.struct([*counts, *means]))
 
 
 def _column_type(column: OutputColumn) -> pa.DataType:

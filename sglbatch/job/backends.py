@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sglbatch.api_spec import ApiModel
 from sglbatch.job.config import RunConfig
 from sglbatch.job.paths import JobPaths
+from sglbatch.job.spending import Spending
 from sglbatch.models import LocalModel
 from sglbatch.tokenizer import Tokenizer
 from sglbatch.types import Backend
@@ -60,16 +61,17 @@ def load_api(model: ApiModel, tokenizer: Tokenizer | None, config: RunConfig) ->
     limits = Limits(requests_per_min=config.requests_per_min, tokens_per_min=config.tokens_per_min)
     prices = prices_for(model, config.price)
     cap = None if config.max_cost is None else Decimal(str(config.max_cost))
-    budget = Budget(prices, max_cost=cap, batch=config.batch_api)
+    ledger = None if config.output is None else Spending(JobPaths(output=config.output).spending)
+    budget = Budget(prices, max_cost=cap, batch=config.batch_api, ledger=ledger)
     endpoint = Endpoint(model=model, limits=limits, budget=budget, timeout_s=config.request_timeout_s)
     weight = output_weight(prices) or OUTPUT_WEIGHT
+    counter = counter_for(tokenizer, model.family)
     if not config.batch_api:
-        speculation = Speculation(weight)
-        return ApiBackend(endpoint, counter_for(tokenizer), concurrency=config.concurrency, speculation=speculation)
+        return ApiBackend(endpoint, counter, concurrency=config.concurrency, speculation=Speculation(weight))
     path = None if config.output is None else JobPaths(output=config.output).batches
     return ApiBackend(
         endpoint,
-        counter_for(tokenizer),
+        counter,
         concurrency=MAX_BATCHED_CALLS,
         speculation=Speculation(weight, probes=MAX_BATCHED_CALLS),
         batches=BatchStore(path=path, detach=config.detach),

@@ -76,7 +76,8 @@ class RunConfig:
         allow_unenforced: what a schema cannot enforce is only validated, and counted.
         base_url, api_key_env, tokenizer: an API model's address, the variable with its key, whose tokenizer it has.
         concurrency, requests_per_min, tokens_per_min, request_timeout_s: how hard an API is asked.
-        price: an API model's, as ``api_spec.prices.parse_price`` reads it; max_cost: dollars that one run may spend.
+        price: an API model's, as ``api_spec.prices.parse_price`` reads it; max_cost: dollars that the job
+            may spend, all of its runs together.
         batch_api: an API's calls go in batches; detach: stop once they are submitted.
     """
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from sglbatch.api_spec import ApiModel
+from sglbatch.api_spec.backend import ApiBackend
 from sglbatch.data import Row
 from sglbatch.data.values import normalise
 from sglbatch.errors import BackendStopped
@@ -29,6 +30,9 @@ from sglbatch.tokenizer import Tokenizer
 from sglbatch.types import Backend, BackendStats
 
 CHUNK_ROWS: Final = 1024
+
+DRAIN_S: Final = 10.0
+"""How long a run that is stopped waits for the answers of calls that are under way: they have to be paid for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,13 +110,23 @@ class Execution:
         self._driver.attach(backend)
         self._driver.submit([calls[i] for i in plan.order.tolist()], range(len(calls)))
         start = time.monotonic()
-        with _frozen_heap():
-            while self._driver.unfinished:
-                self._stop.check()
-                ended = self._step()
-                num_ended = self._take_ended(ended)
-                self._after_step()
-                self._progress.advance(num_ended, **_numbers(backend.stats(), time.monotonic() - start))
+        try:
+            with _frozen_heap():
+                while self._driver.unfinished:
+                    self._stop.check()
+                    ended = self._step()
+                    num_ended = self._take_ended(ended)
+                    self._after_step()
+                    self._progress.advance(num_ended, **_numbers(backend.stats(), time.monotonic() - start))
+        except Stopped:
+            self._drain(backend)
+            raise
+
+    def _drain(self, backend: Backend) -> None:
+        """Keeps the last answers of a run that ends early, where they are paid for."""
+        if isinstance(backend, ApiBackend):
+            self._take_ended(self._driver.keep(backend.drain(DRAIN_S)))
+            self._after_step()
 
     def _step(self) -> list[Program]:
         try:
@@ -163,6 +177,7 @@ class Execution:
             returned=normalise(outcome.returned, self.notes),
             error=outcome.error,
             finish=outcome.finish,
+            means=outcome.means,
             cut=outcome.cut,
             usage=outcome.usage,
             dtypes=outcome.dtypes,

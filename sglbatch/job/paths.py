@@ -45,6 +45,10 @@ class JobPaths:
         return self.folder / "batches.json"
 
     @property
+    def spending(self) -> Path:
+        return self.folder / "spending"
+
+    @property
     def lock(self) -> Path:
         return self.folder / "lock"
 

@@ -54,7 +54,7 @@ class Prepared:
     @property
     def dialect(self) -> Dialect:
         if isinstance(self.model, ApiModel):
-            return ApiDialect(self.model, counter_for(self.tokenizer))
+            return ApiDialect(self.model, counter_for(self.tokenizer, self.model.family))
         assert self.tokenizer is not None
         return TokenDialect(self.tokenizer, context_len=self.model.context_len)
 

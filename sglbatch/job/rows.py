@@ -28,6 +28,7 @@ class FinishedRow:
         values: the variables.
         returned: what the program returned; None when it returned nothing.
         dtypes: the variables' declared types.
+        means: how an endpoint was brought to choose each select's value.
         cut: max_tokens cut one of its answers.
     """
 
@@ -37,6 +38,7 @@ class FinishedRow:
     returned: Any = None
     error: ErrorInfo | None = None
     finish: dict[str, str] = field(default_factory=dict)
+    means: dict[str, str] = field(default_factory=dict)
     cut: bool = False
     usage: Usage = field(default_factory=lambda: Usage(prompt_tokens=0, generated_tokens=0))
     dtypes: dict[str, VarType] = field(default_factory=dict)
@@ -50,6 +52,7 @@ class FinishedRow:
             "returned": self.returned,
             "error": self.error and {"code": self.error.code, "message": self.error.message, "call": self.error.call},
             "finish": self.finish,
+            "means": self.means,
             "cut": self.cut or None,
             "usage": [self.usage.prompt_tokens, self.usage.generated_tokens],
             "dtypes": {name: asdict(declared) for name, declared in self.dtypes.items()},
@@ -66,6 +69,7 @@ class FinishedRow:
             returned=record.get("returned"),
             error=ErrorInfo(**record["error"]) if "error" in record else None,
             finish=record.get("finish", {}),
+            means=record.get("means", {}),
             cut=record.get("cut", False),
             usage=Usage(prompt_tokens=record["usage"][0], generated_tokens=record["usage"][1]),
             dtypes={name: _var_type(value) for name, value in record.get("dtypes", {}).items()},

@@ -81,6 +81,7 @@ def _output_row(row: FinishedRow, *, config: RunConfig, kept: dict[str, Any]) ->
         has_returned=row.returned is not None,
         error=row.error,
         finish=row.finish,
+        means=row.means,
         usage=row.usage,
         kept=kept,
         extras={TRANSCRIPT_COLUMN: row.transcript} if "transcript" in config.save else {},

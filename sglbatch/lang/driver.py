@@ -205,6 +205,17 @@ class Driver:
         )
         return finished
 
+    def keep(self, results: Sequence[Result]) -> list[Program]:
+        """Take the last answers of a run that is to end: what follows from them is not asked any more.
+
+        Returns:
+            The programs that have finished.
+        """
+        for result in results:
+            self._deliver_result(result)
+        finished, self._finished = self._finished, []
+        return finished
+
     def partial_text(self, program_id: int, path: CallPath) -> str:
         """The text so far of a call that is being answered; "" where the backend does not tell."""
         if not isinstance(self._backend, TellsPartialTexts):

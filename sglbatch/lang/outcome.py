@@ -24,6 +24,7 @@ class Outcome:
         values: named variables of the root state; generated ones are text, ``dtypes`` says what they spell.
         returned: what the function returned (None when it returned nothing, or a state).
         finish: finish reason of each generated variable.
+        means: how an endpoint was brought to choose each select's value.
         cut: max_tokens cut an answer, also one without a name or in a branch that is not joined.
         usage: tokens of all calls of the row.
         transcript: the root state's whole text, markup of the chat template included.
@@ -33,6 +34,7 @@ class Outcome:
     returned: Any = None
     error: ErrorInfo | None = None
     finish: dict[str, str] = field(default_factory=dict)
+    means: dict[str, str] = field(default_factory=dict)
     cut: bool = False
     usage: Usage = field(default_factory=lambda: Usage(prompt_tokens=0, generated_tokens=0))
     transcript: str = ""
@@ -52,6 +54,7 @@ def outcome_of(root: Stream, *, returned: Any, error: ErrorInfo | None, results:
         returned=strip_guard(returned),
         error=error,
         finish={name: v.finish for name, v in variables.items() if v.finish is not None},
+        means={name: v.means for name, v in variables.items() if v.means is not None},
         cut=cut,
         usage=usage,
         transcript=root.text.plain(),

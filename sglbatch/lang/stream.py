@@ -265,6 +265,7 @@ class Stream:
             finish=worst_finish([one.finish_reason for one in results]),
             meta=metas[0] if ask.n == 1 else metas,
             generated=isinstance(ask.question, Generate),
+            means=results[0].means,
         )
         self.set(ask.name, variable)
 

@@ -20,6 +20,7 @@ class Variable:
         meta: of the call that set it; one for each answer where there are several.
         generated: straight from the model, not yet guarded.
         joined: a list made by a join; a later join of the same name extends it.
+        means: see ``types.Result``; of several answers all that there were.
     """
 
     value: Any
@@ -28,6 +29,12 @@ class Variable:
     meta: Meta | list[Meta] | None = None
     generated: bool = False
     joined: bool = False
+    means: str | None = None
+
+
+def all_means(variables: Sequence[Variable]) -> str | None:
+    """The means of several answers as one text."""
+    return ", ".join(sorted({variable.means for variable in variables if variable.means is not None})) or None
 
 
 def worst_finish(finishes: Sequence[str]) -> str | None:
@@ -50,6 +57,7 @@ def gathered(found: Sequence[Variable | None], readable: Callable[[Variable], An
         var_type=list_of(var_type),
         finish=worst_finish([v.finish for v in present if v.finish is not None]),
         joined=True,
+        means=all_means(present),
     )
 
 
@@ -62,4 +70,5 @@ def extended(before: Variable | None, joined: Variable) -> Variable:
         var_type=merge_types(before.var_type, joined.var_type),
         finish=worst_finish([finish for finish in (before.finish, joined.finish) if finish is not None]),
         joined=True,
+        means=all_means([before, joined]),
     )
