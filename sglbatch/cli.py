@@ -101,6 +101,9 @@ def _shared(  # noqa: PLR0917 - a table, never called
         bool, typer.Option("--complete", help="Where max_tokens gets scarce, end constrained texts the shortest way.")
     ] = False,
     allow_unenforced: UnenforcedOpt = False,
+    choice_decoding: Annotated[
+        str, typer.Option("--choice-decoding", help="Enums and booleans in constraints: exact (whole texts) or token.")
+    ] = "exact",
 ) -> None:
     """Each by the field of ``RunConfig`` that it sets."""
 
@@ -115,7 +118,7 @@ TABLE: Final = {
 }
 PROGRAM: Final = (
     *("output", "limit", "params", "mapping", "program", "id_column", "temperature", "max_tokens", "seed"),
-    *("parse_special", "max_calls_per_row", "reorder", "schema", "complete", "allow_unenforced"),
+    *("parse_special", "max_calls_per_row", "reorder", "schema", "complete", "allow_unenforced", "choice_decoding"),
     *("base_url", "api_key_env", "tokenizer", "price"),
 )
 """What decides which calls there are, and what they cost."""

@@ -100,6 +100,8 @@ class Generate:
         input_logprobs_from: position of the first prompt token whose log-probability is asked for; None is none.
         complete: a constrained text for which ``max_tokens`` gets scarce ends in the shortest way that its constraint
             has, instead of being cut.
+        exact_choices: where a constraint leaves a choice among few texts (an enum, a boolean), decide by the
+            probabilities of whole texts instead of token by token.
     """
 
     max_tokens: int
@@ -118,6 +120,7 @@ class Generate:
     num_top_logprobs: int | None = None
     input_logprobs_from: int | None = None
     complete: bool = False
+    exact_choices: bool = False
 
     @property
     def greedy(self) -> bool:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from sglbatch.engine.draw.race import exponentials, race_keys
+from sglbatch.engine.masses import own_masses
 from sglbatch.engine.radix.tree import common_prefix_len
 from sglbatch.engine.sequence import Sequence
 from sglbatch.lang.choices_methods import decide
@@ -29,8 +30,6 @@ from sglbatch.types import (
     prefill_runs,
     unconditional_runs,
 )
-
-TINY = 1e-300
 
 Place = tuple[int, tuple[int, ...]]
 """Tokens before a run (the prompt's length, or 0 without it) and the run: where a next token is scored."""
@@ -81,9 +80,9 @@ class Choice:
             self._num_logprobs += sum(map(len, targets.values()))
             previous = ids
 
-    def record(self, sequence: Sequence, position: int, targets: tuple[int, ...], logprobs: list[float]) -> None:
+    def record(self, sequence: Sequence, position: int, logprobs: list[float]) -> None:
         """The model's log-probability of each target token after ``position``."""
-        base = self._bases[sequence]
+        base, targets = self._bases[sequence], sequence.targets[position]
         place = (base, tuple(sequence.ids[base : position + 1].tolist()))
         for token, logprob in zip(targets, logprobs, strict=True):
             self._logprobs[place, token] = logprob
@@ -146,7 +145,7 @@ class Choice:
         base = len(self.request.prompt_ids)
         runs = [sum(self._logprobs[(base, a[:j]), a[j]] for j in range(len(a))) for a in self.alternatives]
         top = max(runs)
-        masses = _own_masses(self.alternatives, [math.exp(run - top) for run in runs])
+        masses = own_masses(self.alternatives, [math.exp(run - top) for run in runs])
         total = sum(masses)
         return tuple(math.log(mass / total) for mass in masses)
 
@@ -163,13 +162,3 @@ def _next_tokens(alternatives: tuple[tuple[int, ...], ...]) -> dict[tuple[int, .
         for j, token in enumerate(alternative):
             leaving[alternative[:j]].add(token)
     return {prefix: tuple(sorted(tokens)) for prefix, tokens in leaving.items()}
-
-
-def _own_masses(alternatives: tuple[tuple[int, ...], ...], masses: list[float]) -> list[float]:
-    """What each alternative has for itself: an alternative that others extend loses theirs."""
-    own = list(masses)
-    for i in sorted(range(len(alternatives)), key=lambda i: -len(alternatives[i])):
-        a = alternatives[i]
-        extending = [j for j, b in enumerate(alternatives) if len(b) > len(a) and b[: len(a)] == a]
-        own[i] = max(masses[i] - sum(own[j] for j in extending), TINY)
-    return own

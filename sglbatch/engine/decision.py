@@ -12,6 +12,7 @@ from typing import TypeAlias
 import torch
 
 from sglbatch.engine.sampler import Drawn, Sampling, draw, sample_tokens, score_targets
+from sglbatch.engine.sequence import Target
 from sglbatch.engine.transfer import to_device
 
 Output: TypeAlias = "int | Drawn | list[float]"
@@ -72,7 +73,7 @@ def decide(
     pending: Pending,
     first: int,
     logits_RV: torch.Tensor,
-    targets: Sequence[tuple[int, ...]],
+    targets: Sequence[tuple[Target, ...]],
     samplings: Sequence[Sampling | None],
 ) -> None:
     """Decides the actions first, first + 1, ... whose logits these are. Scores first: sampling changes the logits."""

@@ -8,12 +8,13 @@ from typing import Protocol
 from sglbatch.engine.choice import Choice
 from sglbatch.engine.decision import Output
 from sglbatch.engine.fsm.compiled import Compiler
+from sglbatch.engine.fsm.finite import FiniteChoices
 from sglbatch.engine.fsm.guide import Forced, Guide
 from sglbatch.engine.fsm.masks import TokenMasks
 from sglbatch.engine.generation import Generation
 from sglbatch.engine.input_scores import InputScores
 from sglbatch.engine.radix.order import depth_first_order
-from sglbatch.engine.sampler import Drawn, Sampling
+from sglbatch.engine.sampler import Sampling
 from sglbatch.engine.scheduler import Scheduler, SchedulerConfig
 from sglbatch.engine.sequence import Action, Sequence, Step
 from sglbatch.engine.text import TextBuffer
@@ -87,6 +88,7 @@ class LocalEngine:
         self.compiler = Compiler()
         """What compiles constraints; the caller's, where automata are to be kept on disk."""
         self._forced: dict[Guide, Forced] = {}
+        self._finite: dict[Guide, FiniteChoices] = {}
         self.jump_forward = True
         """Take forced runs in one step; off, the same tokens one a step (to compare)."""
         self.num_jumped_tokens = 0
@@ -218,6 +220,7 @@ class LocalEngine:
             TextBuffer(self.tokenizer.token_bytes, operation.stop, operation.stop_regex),
             guide=guide,
             forced=None if guide is None else self._forced_runs(guide),
+            finite=None if guide is None or not operation.exact_choices else self._finite_choices(guide),
             jump_forward=self.jump_forward,
             eos_token_ids=self.tokenizer.eos_token_ids,
             end_token_ids=self._special_stops(operation.stop) | frozenset(operation.stop_token_ids),
@@ -256,22 +259,28 @@ class LocalEngine:
             self._forced[guide] = Forced(guide, self.tokenizer.encode)
         return self._forced[guide]
 
+    def _finite_choices(self, guide: Guide) -> FiniteChoices:
+        if guide not in self._finite:
+            if len(self._finite) >= MAX_FORCED:
+                self._finite.clear()
+            self._finite[guide] = FiniteChoices(guide, self.tokenizer.encode)
+        return self._finite[guide]
+
     # --- outcomes ---
 
     def _sampling(self, action: Action) -> Sampling | None:
         owner = self._owners[action.sequence]
-        return owner.sampling() if isinstance(owner, Generation) else None
+        return owner.sampling() if isinstance(owner, Generation) and not action.targets else None
 
     def _take(self, action: Action, output: Output) -> Result | None:
         owner = self._owners[action.sequence]
         if isinstance(owner, Generation):
-            assert not isinstance(output, list)
-            return self._take_token(owner, output)
+            return self._take_token(owner, action, output)
         assert isinstance(output, list)
         if isinstance(owner, InputScores):
             self._take_input_score(owner, action.position, output)
             return None
-        owner.record(action.sequence, action.position, action.targets, output)
+        owner.record(action.sequence, action.position, output)
         return self._decide(owner) if owner.is_scored else None
 
     def _take_input_score(self, scores: InputScores, position: int, logprobs: list[float]) -> None:
@@ -281,9 +290,9 @@ class LocalEngine:
             self.scheduler.finish_choice([scores.sequence], scores.sequence)
             del self._owners[scores.sequence]
 
-    def _take_token(self, generation: Generation, drawn: int | Drawn) -> Result | None:
+    def _take_token(self, generation: Generation, action: Action, output: Output) -> Result | None:
         before = generation.num_sampled
-        reason = generation.accept(drawn)
+        reason = generation.record(action.node, output) if isinstance(output, list) else generation.accept(output)
         self._num_generated += generation.num_sampled - before
         if reason is None:
             return None

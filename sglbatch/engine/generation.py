@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from typing import Final
 
+import torch
+
 from sglbatch.engine.fsm.bitmask import Bitmask, single_bit
+from sglbatch.engine.fsm.finite import Alternative, FiniteChoice, FiniteChoices
 from sglbatch.engine.fsm.guide import Forced, Guide
-from sglbatch.engine.sampler import GREEDY, Drawn, Sampling
+from sglbatch.engine.probe import Probe
+from sglbatch.engine.sampler import GREEDY, Drawn, Sampling, sample
 from sglbatch.engine.sequence import Sequence
 from sglbatch.engine.text import TextBuffer
 from sglbatch.types import ErrorInfo, FinishReason, Generate, Result, TokenLogprob, Usage
@@ -24,6 +29,7 @@ class Generation:
         text: takes the tokens and finds where they stop.
         guide: the constraint's automaton over tokens, if there is one.
         forced: the guide's forced runs.
+        finite: the guide's finite choices, where those are decided by whole alternatives.
         jump_forward: take a forced run in one step; else the same tokens one a step.
         eos_token_ids: the ends of the sequence.
         end_token_ids: further tokens that end the answer and are not part of it.
@@ -36,6 +42,7 @@ class Generation:
         *,
         guide: Guide | None,
         forced: Forced | None = None,
+        finite: FiniteChoices | None = None,
         jump_forward: bool = True,
         eos_token_ids: frozenset[int],
         end_token_ids: frozenset[int],
@@ -54,7 +61,13 @@ class Generation:
         self._forced = forced
         # Log-probabilities are asked for each token, so each has its step then.
         self._jumps = jump_forward and self.operation.num_top_logprobs is None
-        self._run: Seq[int] = forced.tokens(self.state) if forced else ()
+        self._run: Seq[int] = ()
+        # Exact scores are the model's own, and know of no penalty.
+        self._finite = None if self.operation.frequency_penalty or self.operation.presence_penalty else finite
+        self._choice: FiniteChoice | None = None
+        self._chosen: Alternative | None = None
+        self._ending: Bitmask | None = None
+        self._stops = False
         self._is_completing = False
         self._free_len = 0
         self.input_logprobs: tuple[TokenLogprob, ...] = ()
@@ -68,6 +81,8 @@ class Generation:
         asks_more = operation.min_tokens or operation.num_top_logprobs is not None
         self._is_plain = operation.greedy and guide is None and not penalised and not asks_more
         self._counts: Counter[int] = Counter()
+        if forced is not None:
+            self._look_ahead(forced)
         self._logprobs: list[TokenLogprob] = []
         self._top_logprobs: list[tuple[TokenLogprob, ...]] = []
 
@@ -94,6 +109,8 @@ class Generation:
             return None
         if self._run:
             return single_bit(self._run[0], len(self.guide.mask(self.state)))
+        if self._ending is not None:
+            return self._ending
         if self._free_len >= MAX_FREE_TEXT_BYTES:
             return self.guide.completing_mask(self.state)
         return self.guide.mask(self.state)
@@ -113,14 +130,56 @@ class Generation:
         if isinstance(drawn, Drawn):
             self._logprobs.append((drawn.logprob, token_id))
             self._top_logprobs.append(drawn.top)
+        return self._take_run(self._accept(token_id))
+
+    def _take_run(self, reason: FinishReason | None) -> FinishReason | None:
+        """What must follow, where it is taken at once."""
+        while self._jumps and self._run and reason is None:
+            reason = self._accept(self._run[0])
+            self.num_jumped += 1
+        return reason
+
+    def _accept(self, token_id: int) -> FinishReason | None:
         if token_id in self._end_token_ids:
             self.num_sampled += 1
             return "stop"
-        reason = self._take(self._within_reach(token_id))
-        while self._jumps and self._run and reason is None:
-            reason = self._take(self._within_reach(self._run[0]))
-            self.num_jumped += 1
-        return reason
+        return self._take(self._within_reach(token_id))
+
+    # --- finite choices ---
+
+    def _look_ahead(self, forced: Forced) -> None:
+        """What must follow the state, or which few texts can."""
+        self._run = forced.tokens(self.state)
+        choice = None if self._run or self._finite is None else self._finite.at(self.state)
+        if choice is None or not self._takes(choice):
+            return
+        if choice.common:
+            self._choice, self._run = choice, choice.common
+        else:
+            self.sequence.probe = Probe(choice)
+
+    def _takes(self, choice: FiniteChoice) -> bool:
+        """Near ``max_tokens``, and where the answer may not end yet, the mask decides."""
+        operation = self.operation
+        if choice.may_stop and (operation.ignore_eos or self.num_sampled < operation.min_tokens):
+            return False
+        return choice.num_tokens <= operation.max_tokens - len(self.sequence.output_ids)
+
+    def record(self, node: tuple[int, ...], logprobs: list[float]) -> FinishReason | None:
+        """Takes scores of the sequence's probe; with the last ones the choice is made, which may end the answer."""
+        probe = self.sequence.probe
+        assert probe is not None
+        probe.record(node, logprobs)
+        if not probe.is_scored:
+            return None
+        self.sequence.probe = None
+        own = replace(self.sampling(), mask_W=None, penalties={}, banned=(), num_top_logprobs=None)
+        (number,) = sample(torch.tensor([probe.log_masses()]), [own])
+        self._chosen = probe.alternatives[number]
+        self._run = self._chosen.tokens
+        return self._take_run(None)
+
+    # --- tokens ---
 
     def _take_plain(self, token_id: int) -> FinishReason | None:
         """``_take`` where nothing but the end, stop strings and max_tokens matters."""
@@ -145,6 +204,7 @@ class Generation:
         if not completion or len(completion) > left + 1:
             return token_id  # there never was room
         self._is_completing = True
+        self._choice = self._chosen = self._ending = None
         self._run = completion
         return completion[0]
 
@@ -157,7 +217,7 @@ class Generation:
             return "stop"
         if self.guide:
             self._advance(self.guide, token_id)
-            if self.guide.is_final(self.state) or (self._is_completing and not self._run):
+            if self.guide.is_final(self.state) or (self._is_completing and not self._run) or self._stops:
                 return "constraint"
         return "length" if len(self.sequence.output_ids) >= self.operation.max_tokens else None
 
@@ -167,11 +227,24 @@ class Generation:
             assert token_id == self._run[0], "a forced run leaves no choice"
             self._run = self._run[1:]
         if not self._run and not self._is_completing and self._forced is not None:
-            self._run = self._forced.tokens(self.state)
+            self._go_on(self._forced)
         data = guide.bytes_of(token_id)
         is_free = guide.free_text(self.state)
         before = 0 if b'"' in data else self._free_len
         self._free_len = before + len(data) if is_free else 0
+
+    def _go_on(self, forced: Forced) -> None:
+        """The last token ended a run, or had a choice of its own."""
+        choice, chosen = self._choice, self._chosen
+        self._choice = self._chosen = self._ending = None
+        if choice is not None:
+            self.sequence.probe = Probe(choice)
+        elif chosen is not None and chosen.is_open:
+            self._ending = chosen.then
+        elif chosen is not None and chosen.stops:
+            self._stops = True
+        else:
+            self._look_ahead(forced)
 
     def _incomplete(self, reason: FinishReason, text: str) -> ErrorInfo | None:
         """A text that max_tokens or a stop string cut inside its constraint is no value; the error keeps it."""

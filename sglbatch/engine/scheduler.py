@@ -19,9 +19,10 @@ from typing import Literal
 
 import numpy as np
 
+from sglbatch.engine.probe import add_rows
 from sglbatch.engine.radix.slots import SlotPool, split_extents
 from sglbatch.engine.radix.tree import RadixNode, RadixTree, common_prefix_len
-from sglbatch.engine.sequence import TAIL_RUN, Action, Piece, Sequence, StateRow, Step
+from sglbatch.engine.sequence import TAIL_RUN, Action, Piece, Sequence, StateRow, Step, Target
 from sglbatch.types import TokenIds
 
 MIN_FINISHED = 64
@@ -117,11 +118,13 @@ class Scheduler:
             max_decode_rows: leave further decoding rows to the next step, which can be prepared while this one runs.
         """
         step = Step()
+        probe_budget = self.config.max_batch_tokens - len(self.running)
         for sequence in list(self.running):
-            if len(step.pieces) == max_decode_rows:
+            if max_decode_rows is not None and len(step.pieces) >= max_decode_rows:
                 break
             if not sequence.in_flight and sequence.node is not None and self._grow(sequence):
                 self._decode(sequence, step)
+                probe_budget -= self._probe(sequence, step, probe_budget)
         budget = self.config.max_batch_tokens - step.num_tokens
         if self.cut is not None:
             sequence, self.cut = self.cut, None
@@ -144,6 +147,8 @@ class Scheduler:
         """The step's outputs are here; before they are acted on."""
         for action in step.actions:
             action.sequence.in_flight = False
+            if action.sequence.lent[0]:
+                self._take_back(action.sequence)
         self.num_in_flight -= len(step.actions)
 
     def num_ready(self) -> int:
@@ -159,18 +164,53 @@ class Scheduler:
         """Feeds what was sampled, or forced by a constraint, and not fed yet."""
         tokens = sequence.output_ids[sequence.num_fed :]
         position = len(sequence.ids) + sequence.tail_len
+        if not tokens:
+            if sequence.probe is None:  # its choice is made, and its tokens are drawn one a step
+                assert sequence.last_state is not None
+                self._act(sequence, sequence.last_state, position - 1, step)
+            return
         sequence.tail_len += len(tokens)
         piece = Piece(sequence, tokens, position, tail_len=sequence.tail_len)
         step.pieces.append(piece)
-        last = len(tokens) - 1
-        step.actions.append(Action(sequence, StateRow(piece, last), position + last, ()))
+        row = StateRow(piece, len(tokens) - 1)
+        if sequence.probe is not None:
+            step.new_states.append(row)
+        self._act(sequence, row, position + len(tokens) - 1, step)
+
+    def _probe(self, sequence: Sequence, step: Step, budget: int) -> int:
+        """Scores alternatives of the row's finite choice, as many as there is room for; returns how many tokens."""
+        probe = sequence.probe
+        if probe is None or not probe.min_len or (budget <= 0 and step.pieces):
+            return 0
+        budget = max(budget, probe.min_len)
+        self._lend(sequence, min(budget, probe.num_waiting) - sequence.num_unused)
+        rows = probe.rows(min(budget, sequence.num_unused))
+        add_rows(step, sequence, rows)
+        return sum(len(row.head) - row.shared for row in rows)
+
+    def _lend(self, sequence: Sequence, num: int) -> None:
+        """Gives the row up to ``num`` more slots until the step has landed, of those that are free for anybody."""
+        num = min(num, self.pool.num_free, sequence.reserved + self._available())
+        if num <= 0:
+            return
+        extents = self.pool.alloc(num)
+        assert extents is not None
+        sequence.grow_tail(extents)
+        sequence.lent = (num, min(num, sequence.reserved))
+        self._promise(sequence, sequence.reserved - sequence.lent[1])
+
+    def _take_back(self, sequence: Sequence) -> None:
+        num, num_promised = sequence.lent
+        self.pool.free(sequence.shrink_tail(num))
+        self._promise(sequence, sequence.reserved + num_promised)
+        sequence.lent = (0, 0)
 
     def _grow(self, sequence: Sequence) -> bool:
         """Sees that the row has slots for the tokens it will feed; False when it had to pause instead."""
-        missing = sequence.tail_len + len(sequence.output_ids) - sequence.num_fed - len(sequence.tail_slots)
+        missing = sequence.num_unfed - sequence.num_unused
         if missing <= 0:
             return True
-        wanted = max(missing, min(TAIL_RUN, sequence.tail_left - (len(sequence.tail_slots) - sequence.tail_len)))
+        wanted = max(missing, min(TAIL_RUN, sequence.tail_left - sequence.num_unused))
         while True:
             for num in (wanted, missing):
                 if self._free_up(num):
@@ -336,7 +376,10 @@ class Scheduler:
 
     @staticmethod
     def _act(sequence: Sequence, row: StateRow, position: int, step: Step) -> None:
-        step.actions.append(Action(sequence, row, position, sequence.targets.get(position, ())))
+        targets: tuple[Target, ...] = sequence.targets.get(position, ())
+        if sequence.probe is not None:
+            targets, sequence.last_state = sequence.probe.root_targets, row
+        step.actions.append(Action(sequence, row, position, targets))
 
     def _count_recomputed(self, sequence: Sequence, matched: int) -> None:
         """Tokens that were in memory once and will be computed again."""

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from sglbatch.engine.radix.slots import Extent, slot_ids
+from sglbatch.engine.fsm.bitmask import Bitmask
+from sglbatch.engine.radix.slots import Extent, slot_ids, split_extents
 from sglbatch.engine.radix.tree import RadixNode
 from sglbatch.types import Generate, Priority, Request, TokenIds
+
+if TYPE_CHECKING:
+    from sglbatch.engine.probe import Probe
+
+Target: TypeAlias = "int | Bitmask"
+"""What is scored behind a token: a token, or any one of those that a mask allows."""
 
 OwnNodes: TypeAlias = "list[tuple[RadixNode, int]]"
 """Nodes that a row attends to by itself, each with how many of its tokens."""
@@ -50,6 +57,9 @@ class Sequence:
         in_flight: it is part of a step whose tokens have not come back.
         tail: slots of generated tokens, the first ``tail_len`` in use.
         reserved: slots promised to this row beyond those it holds.
+        lent: slots at the tail's end that it has for one step only, and how many of them had been promised to it.
+        probe: the finite choice that it scores instead of drawing a token.
+        last_state: of its last token, while a probe is or was scored behind it.
         high_water: positions that were computed once already, for counting what is computed again.
     """
 
@@ -81,6 +91,9 @@ class Sequence:
         self.tail_slots: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
         self.tail_len = 0
         self.reserved = 0
+        self.lent = (0, 0)
+        self.probe: Probe | None = None
+        self.last_state: StateRow | None = None
         self.high_water = 0
         self._own_nodes: OwnNodes | None = None
         self._own_base_len = 0
@@ -111,6 +124,32 @@ class Sequence:
         self.tail = self.tail + extents
         self.tail_slots = np.concatenate([self.tail_slots, slot_ids(extents)])
         self._own_nodes = None
+
+    def shrink_tail(self, num: int) -> list[Extent]:
+        """Takes the last ``num`` slots away, which are unused."""
+        assert self.tail_len <= len(self.tail_slots) - num
+        self.tail, taken = split_extents(self.tail, len(self.tail_slots) - num)
+        self.tail_slots = self.tail_slots[: len(self.tail_slots) - num]
+        self._own_nodes = None
+        return taken
+
+    @property
+    def num_unused(self) -> int:
+        """Slots of the tail that hold nothing yet."""
+        return len(self.tail_slots) - self.tail_len
+
+    @property
+    def num_unfed(self) -> int:
+        """Tokens that wait to enter the model, the fewest that its probe can do with included."""
+        return len(self.output_ids) - self.num_fed + (0 if self.probe is None else self.probe.min_len)
+
+    def beside(self, more_ids: list[int], tail_slots: npt.NDArray[np.int64]) -> Sequence:
+        """A row for one step that has this one's tokens and some more; its slots are this one's."""
+        row = Sequence(self.request, self.ids, priority=self.priority)
+        row.node = self.node
+        row.output_ids = [*self.output_ids, *more_ids]
+        row.tail_slots, row.tail_len = tail_slots, len(tail_slots)
+        return row
 
     def own_run(self, nodes: OwnNodes, tail_len: int) -> npt.NDArray[np.int64]:
         """The slots of ``nodes`` and then of the first ``tail_len`` generated tokens; do not change them.
@@ -163,15 +202,27 @@ class Piece:
 
 
 class Action:
-    """What to do with one hidden state: sample a token (no targets), or score the targets."""
+    """What to do with one hidden state: sample a token (no targets), or score the targets.
 
-    __slots__ = ("position", "row", "sequence", "targets")
+    Attributes:
+        node: in a probe, the tokens behind the generated ones after which the targets are scored.
+    """
 
-    def __init__(self, sequence: Sequence, row: StateRow, position: int, targets: tuple[int, ...]) -> None:
+    __slots__ = ("node", "position", "row", "sequence", "targets")
+
+    def __init__(
+        self,
+        sequence: Sequence,
+        row: StateRow,
+        position: int,
+        targets: tuple[Target, ...],
+        node: tuple[int, ...] = (),
+    ) -> None:
         self.sequence = sequence
         self.row = row
         self.position = position
         self.targets = targets
+        self.node = node
 
 
 class Step:

@@ -79,6 +79,7 @@ class Prepared:
             max_tokens=config.max_tokens,
             complete=config.complete or None,
             allow_unenforced=config.allow_unenforced or None,
+            choice_decoding=None if config.choice_decoding == "exact" else config.choice_decoding,
         )
         return self.binding.program(values, program_id=program_id, row_key=row_key, forced=forced, record=self.record)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from sglbatch.errors import CallError
 from sglbatch.lang.branch_text import BranchText
@@ -73,5 +74,5 @@ def _behind(queue: Iterable[Operation]) -> tuple[str | NextAsk, ...]:
 
 def _question(question: Generate | Choices) -> Generate | TextChoices:
     if isinstance(question, Generate):
-        return question
+        return replace(question, exact_choices=False)  # an endpoint decides as it does
     return TextChoices(choices=tuple(map(str, strip_guard(question.choices))), temperature=question.temperature)

@@ -38,6 +38,7 @@ _LATER_PARAMETERS: Final = frozenset(
         "method",
         "healed_lens",
         "complete",
+        "exact_choices",
     }
 )
 """Parameters that are part of a key only where they are set: calls that do not use them keep the keys that they had

@@ -10,6 +10,9 @@ from typing import Any, Final
 
 from sglbatch.errors import SglbatchError
 
+CHOICE_DECODING: Final = ("exact", "token")
+"""How a constraint's choice among few texts is decided: by whole texts, or token by token."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:
@@ -38,6 +41,7 @@ class Sampling:
     return_text_in_logprobs: bool = False
     complete: bool = False
     allow_unenforced: bool = False
+    choice_decoding: str = "exact"
 
     def updated(self, override: SamplingOverride) -> Sampling:
         """These, with every value that ``override`` sets."""
@@ -71,6 +75,7 @@ class SamplingOverride:
     return_text_in_logprobs: bool | None = None
     complete: bool | None = None
     allow_unenforced: bool | None = None
+    choice_decoding: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_tokens", "top_k", "min_tokens", "n", "logprob_start_len", "top_logprobs_num"):
@@ -86,6 +91,11 @@ class SamplingOverride:
         _check("temperature", self.temperature, 0, None)
         _check("top_p", self.top_p, 0, 1, open_low=True)
         _check("min_p", self.min_p, 0, 1)
+        if self.choice_decoding not in (None, *CHOICE_DECODING):
+            raise SglbatchError(
+                "invalid-argument",
+                f"choice_decoding must be one of {', '.join(CHOICE_DECODING)}, not {self.choice_decoding!r}",
+            )
 
     def given(self) -> dict[str, Any]:
         """Only the values that are set."""

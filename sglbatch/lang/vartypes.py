@@ -18,6 +18,9 @@ DTYPE_REGEX: Final = MappingProxyType(
 )
 """What ``gen(dtype=...)`` constrains the text to. Integers fit 64 bits; a str is quoted."""
 
+CHOICELESS: Final = frozenset(DTYPE_REGEX[name] for name in ("int", "float", "str"))
+"""Those of them that never leave a choice among few texts."""
+
 
 def list_of(item: VarType) -> VarType:
     """The type of a list of ``item``; a list of lists is plain JSON."""

@@ -46,8 +46,8 @@ from sglbatch.lang.operations import (
 from sglbatch.lang.sampling import Sampling, SamplingOverride
 from sglbatch.lang.schemas import Record
 from sglbatch.lang.stream import Stream
-from sglbatch.lang.vartypes import list_of
-from sglbatch.types import ErrorInfo, Generate, Text, VarType
+from sglbatch.lang.vartypes import CHOICELESS, list_of
+from sglbatch.types import Constraint, ErrorInfo, Generate, Text, VarType
 
 
 class Session(Protocol):
@@ -198,6 +198,7 @@ class Writer:
             num_top_logprobs=sampling.top_logprobs_num if sampling.return_logprob else None,
             input_logprobs_from=sampling.logprob_start_len if sampling.logprob_start_len >= 0 else None,
             complete=sampling.complete and constraint is not None,
+            exact_choices=constraint is not None and _decides_exactly(constraint, sampling),
         )
         if sampling.n > 1:
             var_type = list_of(var_type)
@@ -289,6 +290,12 @@ class Writer:
             )
         if self.stream.error is not None:
             self.session.unhandled(self.stream.error)
+
+
+def _decides_exactly(constraint: Constraint, sampling: Sampling) -> bool:
+    """Whether texts among which the constraint leaves a choice are scored whole, where it can leave one."""
+    penalised = sampling.frequency_penalty or sampling.presence_penalty
+    return sampling.choice_decoding == "exact" and not penalised and constraint.source not in CHOICELESS
 
 
 def _check_logprobs(sampling: Sampling) -> None:

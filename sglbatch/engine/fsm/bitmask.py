@@ -21,3 +21,11 @@ def single_bit(token_id: int, num_words: int) -> Bitmask:
     mask = np.zeros(num_words, dtype=np.uint32)
     mask[token_id // 32] = 1 << (token_id % 32)
     return mask.view(np.int32)
+
+
+def pack_ids(token_ids: list[int], num_words: int) -> Bitmask:
+    """The mask that allows these tokens."""
+    bits = np.zeros(num_words * 32, dtype=np.bool_)
+    bits[token_ids] = True
+    mask: Bitmask = np.packbits(bits, bitorder="little").view("<i4")
+    return mask
