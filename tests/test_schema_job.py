@@ -15,11 +15,7 @@ from typer.testing import CliRunner
 import sglbatch as sgl
 from sglbatch.cli import app
 from sglbatch.data import Column, OutputRow, write_output
-from sglbatch.job.planning import check_constraints
-from sglbatch.lang.calls import PendingCall
-from sglbatch.lang.driver import Driver
 from sglbatch.lang.primitives import gen
-from sglbatch.lang.program import Program
 from sglbatch.lang.schemas import Checks, Record, schema_text
 from sglbatch.lang.template_file import load_template
 from sglbatch.tokenizer import Tokenizer
@@ -128,17 +124,6 @@ def extract(s, text):
 """
 
 
-def _calls(path: Path, tokenizer: Tokenizer, record: Any = None) -> list[PendingCall]:
-    template = load_template(path)
-    found = None if record is None else template.record(json.dumps(record))
-    driver = Driver(tokenizer=tokenizer, model_identity="m", context_len=8192)
-    binding = template.bind(["text"], {})
-    program = binding.program({"text": "x"}, program_id=0, row_key="0", record=found)
-    assert isinstance(program, Program)
-    driver.add(program)
-    return driver.collect()
-
-
 def test_the_record_of_a_template_is_its_last_gen(tmp_path: Path) -> None:
     path = tmp_path / "extract.py"
     path.write_text(TEMPLATE.format(extra=""))
@@ -149,15 +134,15 @@ def test_the_record_of_a_template_is_its_last_gen(tmp_path: Path) -> None:
     assert caught.value.code == "no-record"
 
 
-def test_a_schema_that_cannot_be_enforced_ends_the_job_before_it_starts(
-    tmp_path: Path, smollm2_tokenizer: Tokenizer
-) -> None:
-    path = tmp_path / "extract.py"
-    first = TEMPLATE.format(extra="").replace("max_tokens=4", 'json_schema={"type": "array", "uniqueItems": True}')
-    path.write_text(first)
-    with pytest.raises(sgl.UnsupportedSchemaError) as caught:
-        check_constraints(_calls(path, smollm2_tokenizer), load_template(path))
-    assert (caught.value.keyword, caught.value.where) == ("uniqueItems", str(path))
+def test_a_schema_that_cannot_be_enforced_ends_the_job_before_it_starts(tmp_path: Path, smollm2_dir: Path) -> None:
+    path, data = tmp_path / "extract.py", tmp_path / "d.jsonl"
+    path.write_text(
+        TEMPLATE.format(extra="").replace("max_tokens=4", 'json_schema={"type": "array", "uniqueItems": True}')
+    )
+    data.write_text('{"text": "x"}\n')
+    result = CliRunner().invoke(app, ["plan", str(path), str(data), "--model", str(smollm2_dir)])
+    assert isinstance(result.exception, sgl.UnsupportedSchemaError)
+    assert (result.exception.keyword, result.exception.where) == ("uniqueItems", str(path))
 
 
 def test_check_says_what_is_enforced_and_accepted(tmp_path: Path) -> None:

@@ -14,13 +14,14 @@ from sglbatch.api_spec import ApiModel
 from sglbatch.errors import EXIT_DONE, SglbatchError
 from sglbatch.job.backends import load_backend
 from sglbatch.job.config import MaxFailures, RunConfig, default_output
+from sglbatch.job.constraints import unenforced_parts
 from sglbatch.job.costing import estimate_cost
 from sglbatch.job.execution import Execution, Surroundings
 from sglbatch.job.foreseeing import check_reorder, foresee, graph_of, suggest
 from sglbatch.job.journal import Journal
 from sglbatch.job.manifest import Manifest
 from sglbatch.job.paths import JobPaths, job_of
-from sglbatch.job.planning import change_lines, journal_lines, plan_job, plan_line
+from sglbatch.job.planning import change_lines, journal_lines, plan_job, plan_line, unenforced_lines
 from sglbatch.job.prepare import prepared
 from sglbatch.job.progress import Progress
 from sglbatch.job.report import Report
@@ -116,6 +117,7 @@ def plan(config: RunConfig, *, save: Path | None, as_json: bool, graph: str | No
                 calls_reused=driver.calls_reused,
                 rows_outside=driver.num_waiting_outside,
             )
+            unenforced = unenforced_parts(calls, ready)
             cost = estimate_cost(ready, calls, journal) if isinstance(ready.model, ApiModel) else None
             foresight = foresee(ready)
             movement = suggest(ready)
@@ -127,14 +129,19 @@ def plan(config: RunConfig, *, save: Path | None, as_json: bool, graph: str | No
     if as_json:
         value = {**summary.to_json(), "tree": tree.to_json(), "job": str(paths.output) if paths else None}
         value |= {"traced": foresight.to_json(), "movement": None if movement is None else movement.to_json()}
-        value["errors"] = [asdict(group) for group in tally.errors]
+        value |= {"errors": [asdict(group) for group in tally.errors], "unenforced": unenforced}
         _print_json({**value, "changes": lines, **({"cost": cost.to_json()} if cost else {})})
     elif cost is not None:
-        print("\n".join([*map(escape_controls, lines), plan_line(summary, with_tokens=False), cost.render()]))
+        before, after = map(escape_controls, lines), map(escape_controls, unenforced_lines(unenforced))
+        print("\n".join([*before, plan_line(summary, with_tokens=False), *after, cost.render()]))
     else:
         behind = []
         if summary.num_requests or summary.rows_outside:
-            behind = [*foresight.lines(), *([] if movement is None else movement.lines())]
+            behind = [
+                *unenforced_lines(unenforced),
+                *foresight.lines(),
+                *([] if movement is None else movement.lines()),
+            ]
         errors = [group.render() for group in tally.errors]
         before, after = map(escape_controls, lines), map(escape_controls, behind)
         print("\n".join([*before, render_summary(summary, tree), *after, *errors]))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from math import isfinite
 from pathlib import Path
 from typing import Any, Final
 
 from sglbatch.errors import SglbatchError
-from sglbatch.lang.sampling import CHOICE_DECODING
 
 SAVEABLE: Final = ("transcript",)
 RESERVE: Final = ("soft", "full")
@@ -75,11 +74,9 @@ class RunConfig:
         schema: JSON text of the schema for the template's last gen.
         complete: constrained texts end the shortest way where max_tokens gets scarce.
         allow_unenforced: what a schema cannot enforce is only validated, and counted.
-        choice_decoding: of ``CHOICE_DECODING``; how a constraint's choice among few texts is decided.
         base_url, api_key_env, tokenizer: an API model's address, the variable with its key, whose tokenizer it has.
         concurrency, requests_per_min, tokens_per_min, request_timeout_s: how hard an API is asked.
-        price: an API model's, as ``api_spec.prices.parse_price`` reads it; max_cost: dollars that the job
-            may spend, all of its runs together.
+        price: an API model's, as ``api_spec.prices.parse_price`` reads it; max_cost: dollars that one run may spend.
         batch_api: an API's calls go in batches; detach: stop once they are submitted.
     """
 
@@ -110,7 +107,6 @@ class RunConfig:
     schema: str | None = None
     complete: bool = False
     allow_unenforced: bool = False
-    choice_decoding: str = "exact"
     time_limit_s: float | None = None
     base_url: str | None = None
     api_key_env: str | None = None
@@ -127,7 +123,6 @@ class RunConfig:
     def __post_init__(self) -> None:
         _one_of("--save", self.save, SAVEABLE)
         _one_of("--reserve", (self.reserve,), RESERVE)
-        _one_of("--choice-decoding", (self.choice_decoding,), CHOICE_DECODING)
         _one_of("--device", (self.device,), DEVICES)
         _one_of("--dtype", (self.dtype,), DTYPES)
         _at_least("--limit", self.limit, 1)
@@ -218,6 +213,23 @@ MAY_MEND: Final = NOT_IDENTITY - {
     "detach",
 }
 """Those of them under which a row that failed may succeed."""
+
+
+def config_of(**options: Any) -> RunConfig:
+    """From the command line's values, by field; those that are lists or have a syntax of their own as they were given.
+
+    Raises:
+        SglbatchError: ``bad-option``; as ``read_schema``.
+    """
+    readers: dict[str, Callable[[Any], Any]] = {
+        "data": tuple,
+        "params": lambda pairs: parse_pairs("--param", pairs or ()),
+        "mapping": lambda pairs: parse_pairs("--map", pairs or ()),
+        **dict.fromkeys(("keep", "save", "reorder"), parse_list),
+        "max_failures": MaxFailures.parse,
+        "schema": lambda path: read_schema(path) if path else None,
+    }
+    return RunConfig(**{name: readers[name](value) if name in readers else value for name, value in options.items()})
 
 
 def read_schema(path: Path) -> str:

@@ -13,10 +13,11 @@ from typing import Any, Final
 from sglbatch.api_spec.backend import ApiBackend
 from sglbatch.data import Row, WriteReport
 from sglbatch.errors import EXIT_DONE, EXIT_FAILED_ROWS, SglbatchError
+from sglbatch.job.constraints import unenforced_parts
 from sglbatch.job.execution import Execution, Surroundings, hit_rate
 from sglbatch.job.folder import JobFolder
 from sglbatch.job.manifest import Finished, Manifest
-from sglbatch.job.planning import journal_lines, plan_job, plan_line
+from sglbatch.job.planning import journal_lines, plan_job, plan_line, unenforced_lines
 from sglbatch.job.prepare import Prepared
 from sglbatch.job.records import numbered_files
 from sglbatch.job.report import Report
@@ -51,6 +52,7 @@ class Job:
         self._started = time.time()
         self._backend: Backend | None = None
         self._plan: Plan | None = None
+        self._unenforced: tuple[str, ...] = ()
         self._rows_gone = 0
         self._write_warnings: tuple[str, ...] = ()
         self._driver = ready.driver(memo=folder.journal)
@@ -102,7 +104,9 @@ class Job:
             )
         self._manifest.save(self._paths.manifest)
         self._plan.save(self._paths.plan)
-        self._progress.note(plan_line(summary))
+        self._unenforced = tuple(unenforced_parts(calls, self._ready))
+        for line in [plan_line(summary), *unenforced_lines(self._unenforced)]:
+            self._progress.note(line)
         return calls
 
     def _run_calls(self, calls: list[PendingCall]) -> None:
@@ -174,6 +178,8 @@ class Job:
             rows_done=tally.num_done,
             rows_failed=tally.num_failed,
             rows_hit_max_tokens=tally.num_hit_max_tokens,
+            rows_invalid=tally.num_invalid,
+            unenforced=self._unenforced,
             rows_kept=tally.num_kept,
             rows_gone=self._rows_gone,
             requests=stats.requests,

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 
-from sglbatch.engine.fsm import compile_constraint
-from sglbatch.errors import ConstraintError
+from sglbatch.job.constraints import check_constraints
 from sglbatch.job.manifest import Manifest, changes
 from sglbatch.job.prepare import Prepared
 from sglbatch.job.records import ReadCounts
 from sglbatch.lang.calls import PendingCall
-from sglbatch.lang.template import Template
 from sglbatch.planner import JobFacts, Plan, Summary, Tree, kv_bytes_per_token, plan_calls
-from sglbatch.types import Constraint, ErrorInfo, Generate
+from sglbatch.types import ErrorInfo
 
 
 def plan_job(
@@ -25,7 +22,7 @@ def plan_job(
     rows_outside: int = 0,
 ) -> tuple[Plan, Summary, Tree]:
     """``planner.plan_calls`` with what the job knows; raises ConstraintError as ``check_constraints``."""
-    check_constraints(calls, ready.template)
+    check_constraints(calls, ready)
     bytes_per_value = 2 if ready.config.dtype == "bfloat16" else 4
     facts = JobFacts(
         num_rows=len(ready.rows),
@@ -36,31 +33,6 @@ def plan_job(
         kv_bytes_per_token=kv_bytes_per_token(ready.model.config, bytes_per_value=bytes_per_value),
     )
     return plan_calls(calls, facts)
-
-
-def check_constraints(calls: Sequence[PendingCall], template: Template) -> None:
-    """Compiles the constraints that are the template's own, so that a bad one ends the job before a model is loaded.
-
-    One that is made from a row's values is that row's error, which the backend gives. A regex is the template's when it
-    stands in its source, a schema when all the calls of its name have it.
-
-    Raises:
-        ConstraintError: naming the template.
-    """
-    written = template.function.strings()
-    by_name: dict[str, set[Constraint]] = defaultdict(set)
-    for call in calls:
-        if isinstance(call.operation, Generate) and call.operation.constraint is not None:
-            by_name[call.name].add(call.operation.constraint)
-    own = {c for found in by_name.values() for c in found if len(found) == 1 or c.source in written}
-    for constraint in sorted(own, key=lambda c: c.source):
-        if constraint.kind == "regex" and constraint.source not in written:
-            continue
-        try:
-            compile_constraint(constraint)
-        except ConstraintError as error:
-            error.where = str(template.path)
-            raise
 
 
 def plan_line(summary: Summary, *, with_tokens: bool = True) -> str:
@@ -74,6 +46,11 @@ def plan_line(summary: Summary, *, with_tokens: bool = True) -> str:
             f"best hit rate {summary.best_hit_rate:.1%}"
         )
     return f"plan: {summary.num_rows:,} rows, {summary.num_requests:,} first calls to make{answered}{equal}{tokens}"
+
+
+def unenforced_lines(parts: Sequence[str]) -> list[str]:
+    """What ``constraints.unenforced_parts`` found, for people."""
+    return [f"only validated afterwards: {part}" for part in parts]
 
 
 def change_lines(previous: Manifest | None, new: Manifest) -> list[str]:

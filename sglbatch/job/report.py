@@ -38,6 +38,8 @@ class Report:
         state: finished, or stopped (resumable).
         rows, rows_done, rows_failed: input rows; those with an outcome; those whose outcome is an error.
         rows_hit_max_tokens: rows with a variable that was cut by max_tokens.
+        rows_invalid: rows that failed because a finished value did not satisfy its schema.
+        unenforced: parts of the job's own schemas that this run only validated.
         rows_kept: finished rows taken over as they were (``retry-failed`` only).
         rows_gone: rows of the run before that are no longer in the input.
         requests: calls made by the backend in this run.
@@ -60,6 +62,8 @@ class Report:
     rows_done: int
     rows_failed: int
     rows_hit_max_tokens: int = 0
+    rows_invalid: int = 0
+    unenforced: tuple[str, ...] = ()
     rows_kept: int = 0
     rows_gone: int = 0
     requests: int = 0
@@ -98,7 +102,8 @@ class Report:
         try:
             value = json.loads(path.read_bytes())
             errors = tuple(ErrorGroup(**group) for group in value.pop("errors"))
-            return Report(**{**value, "errors": errors, "warnings": tuple(value["warnings"])})
+            texts = {name: tuple(value.get(name, ())) for name in ("warnings", "unenforced")}
+            return Report(**{**value, **texts, "errors": errors})
         except FileNotFoundError:
             raise SglbatchError(
                 "no-report",
@@ -127,6 +132,9 @@ class Report:
         ]
         if self.recomputed_tokens:
             lines.insert(3, f"{'':<10}{self.recomputed_tokens:,} tokens computed again after their memory was given up")
+        if self.unenforced or self.rows_invalid:
+            only = f"; only validated: {', '.join(self.unenforced)}" if self.unenforced else ""
+            lines.append(f"{'schemas':<10}{self.rows_invalid:,} rows failed validation{escape_controls(only)}")
         lines += api_lines(self.api)
         if self.output:
             lines.append(f"{'output':<10}{escape_controls(self.output)}")

@@ -9,6 +9,7 @@ from sglbatch.errors import EXIT_RESUMABLE
 from sglbatch.job.report import ErrorGroup
 from sglbatch.job.rows import FinishedRow
 from sglbatch.job.signals import Stopped
+from sglbatch.lang.schemas import INVALID_VALUE
 from sglbatch.types import ErrorInfo
 
 BREAKER_ROWS: Final = 200
@@ -28,6 +29,11 @@ class Tally:
     @property
     def num_done(self) -> int:
         return self.num_kept + self.num_ended
+
+    @property
+    def num_invalid(self) -> int:
+        """Rows whose error is that a finished value failed its validation."""
+        return self._codes[INVALID_VALUE]
 
     def keep(self, row: FinishedRow) -> None:
         """Counts a sound row of an earlier run."""

@@ -15,6 +15,9 @@ from sglbatch.types import Constraint, ErrorInfo, Generate, Operation, Result, V
 if TYPE_CHECKING:
     from jsonschema.protocols import Validator
 
+INVALID_VALUE: Final = "invalid-value"
+"""The error of a call whose finished value does not satisfy its schema."""
+
 _PLAIN_TYPES: Final[Mapping[Any, str]] = {int: "integer", float: "number", bool: "boolean", str: "string"}
 _HINT: Final = 'json_schema={"type": "object", "properties": {...}, "required": [...]}'
 
@@ -133,7 +136,7 @@ class Checks:
         if problem is None:
             return result
         message = f"the value does not satisfy its schema: {problem}; the text: {result.text}"
-        return replace(result, error=ErrorInfo(code="invalid-value", message=message))
+        return replace(result, error=ErrorInfo(code=INVALID_VALUE, message=message))
 
     def problem(self, source: str, text: str) -> str | None:
         """What is wrong with a text as a value of a schema (JSON text); None where nothing is."""
