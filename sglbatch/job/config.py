@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sglbatch.errors import SglbatchError
+from sglbatch.lang.sampling import CHOICE_DECODING
 
 SAVEABLE: Final = ("transcript",)
 RESERVE: Final = ("soft", "full")
@@ -74,9 +75,11 @@ class RunConfig:
         schema: JSON text of the schema for the template's last gen.
         complete: constrained texts end the shortest way where max_tokens gets scarce.
         allow_unenforced: what a schema cannot enforce is only validated, and counted.
+        choice_decoding: of ``CHOICE_DECODING``; how a constraint's choice among few texts is decided.
         base_url, api_key_env, tokenizer: an API model's address, the variable with its key, whose tokenizer it has.
         concurrency, requests_per_min, tokens_per_min, request_timeout_s: how hard an API is asked.
-        price: an API model's, as ``api_spec.prices.parse_price`` reads it; max_cost: dollars that one run may spend.
+        price: an API model's, as ``api_spec.prices.parse_price`` reads it; max_cost: dollars that the job
+            may spend, all of its runs together.
         batch_api: an API's calls go in batches; detach: stop once they are submitted.
     """
 
@@ -107,6 +110,7 @@ class RunConfig:
     schema: str | None = None
     complete: bool = False
     allow_unenforced: bool = False
+    choice_decoding: str = "exact"
     time_limit_s: float | None = None
     base_url: str | None = None
     api_key_env: str | None = None
@@ -123,6 +127,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         _one_of("--save", self.save, SAVEABLE)
         _one_of("--reserve", (self.reserve,), RESERVE)
+        _one_of("--choice-decoding", (self.choice_decoding,), CHOICE_DECODING)
         _one_of("--device", (self.device,), DEVICES)
         _one_of("--dtype", (self.dtype,), DTYPES)
         _at_least("--limit", self.limit, 1)
