@@ -9,7 +9,7 @@ pytest.importorskip("triton", reason="triton has no build for this platform")
 
 from sglbatch.engine.attention.triton import batch_arrays, list_works
 from sglbatch.engine.batch import FlatBatch, SharedWork, SingleWork
-from sglbatch.engine.fused.graphs import MAX_SHARED, Bucket
+from sglbatch.engine.fused.graphs import Bucket
 
 SCRATCH = 9999
 
@@ -55,7 +55,7 @@ def test_padding_changes_nothing(num_rows: int, num_shared: int) -> None:
     assert arrays["merge_parts"].max(initial=0) < bucket.num_parts - 1
 
 
-@pytest.mark.parametrize(("num_rows", "num_shared"), [(128, MAX_SHARED + 1), (128, 4)])
+@pytest.mark.parametrize(("num_rows", "num_shared"), [(128, Bucket(128, 4).num_shared + 1), (128, 6)])
 def test_what_does_not_fit_is_left_to_the_eager_path(num_rows: int, num_shared: int) -> None:
     batch = decode_batch(num_rows, num_shared)
     works = list_works(batch, group=4)

@@ -95,6 +95,7 @@ def make_engine(
         ) from error
     if on_gpu:
         runner.fuse()
+        runner.warm_up()
     config = SchedulerConfig(
         num_slots=num_slots,
         max_batch_tokens=max_batch_tokens,

@@ -13,13 +13,14 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
 from torch import nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from sglbatch.engine.attention.torch import AttentionKind, TorchAttention
-from sglbatch.engine.batch import FlatBatch, flatten, single_sequence
+from sglbatch.engine.batch import CausalWork, FlatBatch, SharedWork, SingleWork, flatten, single_sequence
 from sglbatch.engine.decision import Output, Pending, decide
 from sglbatch.engine.layer_pool import Attention, LayerPool
 from sglbatch.engine.sampler import Sampling
@@ -176,6 +177,14 @@ class ModelRunner:
             scratch = len(next(iter(self._pools.values())).k_NKD) - 1
             self._graphs = DecodeGraphs(fused, group=self._group, device=self.device, scratch_slot=scratch)
 
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Compiles the kernels and captures the graphs, so that no step of a job has to wait for them; on a GPU."""
+        if self._graphs is None:
+            return
+        self._forward(_one_of_each(scratch_slot=len(next(iter(self._pools.values())).k_NKD) - 1), [0])
+        self._graphs.capture_all()
+
     def best_rows(self, num_ready: int) -> int:
         """How many of so many rows that could decode a step should take."""
         return num_ready if self._graphs is None else self._graphs.best_rows(num_ready)
@@ -276,6 +285,25 @@ class ModelRunner:
             self.body.states_1RH = None
         logits: torch.Tensor = output.logits[0, :, : self._vocab_size]
         return logits.float()
+
+
+def _one_of_each(*, scratch_slot: int) -> FlatBatch:
+    """A batch with works of every kind, some of them to be merged; it writes to the scratch slot alone."""
+    num_decoding, num_rows, context = 8, 40, np.arange(64) % scratch_slot
+    singles = SingleWork(
+        rows=np.arange(num_decoding),
+        slots=np.tile(context[:2], num_decoding),
+        positions=np.zeros(2 * num_decoding, dtype=np.int64),
+        lens=np.full(num_decoding, 2),
+    )
+    return FlatBatch(
+        input_ids=np.zeros(num_rows, dtype=np.int64),
+        positions=np.arange(num_rows),
+        write_slots=np.full(num_rows, scratch_slot),
+        shared=[SharedWork(q_start=0, q_end=num_decoding, slots=context, position=0)],
+        causal=[CausalWork(q_start=num_decoding, q_end=num_rows, slots=context, positions=context)],
+        singles=singles,
+    )
 
 
 def _recorder(inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> Callable[[nn.Module, Any, Any], None]:

@@ -12,7 +12,7 @@ they can need reserved.
 from __future__ import annotations
 
 import heapq
-from bisect import insort
+from bisect import bisect_left, insort
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import Literal
@@ -80,6 +80,8 @@ class Scheduler:
         """Actions whose outputs have not come back."""
         self._planned: list[Sequence] = []
         self._follow_ups: list[Sequence] = []
+        self._prefill_fills = True
+        """The latest step was at least half full of prefill."""
         self._num_promised = 0
         self._num_finished = 0
         self._finished_tail = 0
@@ -112,20 +114,20 @@ class Scheduler:
     def schedule(self, max_decode_rows: int | None = None) -> Step:
         """The next step, without the rows that are in flight. Empty when all are.
 
-        Every token in it is counted as computed by the step's end: steps run in the order of their scheduling.
+        As long as prefill fills steps, only the head decodes beside it: the others decode together later, in larger
+        steps and with the rows that were admitted in between. Every token of a step is counted as computed by its
+        end: steps run in the order of their scheduling.
 
         Args:
             max_decode_rows: leave further decoding rows to the next step, which can be prepared while this one runs.
         """
         step = Step()
-        probe_budget = self.config.max_batch_tokens - len(self.running)
-        for sequence in list(self.running):
-            if max_decode_rows is not None and len(step.pieces) >= max_decode_rows:
-                break
-            if not sequence.in_flight and sequence.node is not None and self._grow(sequence):
-                self._decode(sequence, step)
-                probe_budget -= self._probe(sequence, step, probe_budget)
-        budget = self.config.max_batch_tokens - step.num_tokens
+        rows = self._decoding_rows(max_decode_rows)
+        waits = self.cut is not None or self._next_waiting() is not None
+        later = rows[1:] if waits and self._prefill_fills else []
+        self._decode_rows(rows[: len(rows) - len(later)], step)
+        num_decoding, num_pieces, num_actions = step.num_tokens, len(step.pieces), len(step.actions)
+        budget = self.config.max_batch_tokens - num_decoding
         if self.cut is not None:
             sequence, self.cut = self.cut, None
             budget = self._prefill(sequence, budget, step)
@@ -135,6 +137,9 @@ class Scheduler:
                 break
             heapq.heappop(self._queue_of(waiting))
             budget = self._prefill(waiting, budget, step)
+        self._prefill_fills = 2 * (step.num_tokens - num_decoding) >= self.config.max_batch_tokens
+        if (len(step.pieces), len(step.actions)) == (num_pieces, num_actions):
+            self._decode_rows(later, step)
         self._pin_next_planned()
         for action in step.actions:
             action.sequence.in_flight = True
@@ -159,6 +164,22 @@ class Scheduler:
         return min(budget, sum(1 for s in self.running if not s.in_flight))
 
     # --- decode ---
+
+    def _decoding_rows(self, most: int | None) -> list[Sequence]:
+        """The rows that could decode now, by priority; where they are too many without those that are furthest ahead,
+        so that all get on alike."""
+        rows = [s for s in self.running if not s.in_flight]
+        if most is None or len(rows) <= most:
+            return rows
+        ahead = set(heapq.nlargest(len(rows) - most, rows[1:], key=lambda s: s.num_fed))
+        return [s for s in rows if s not in ahead]
+
+    def _decode_rows(self, rows: list[Sequence], step: Step) -> None:
+        probe_budget = self.config.max_batch_tokens - step.num_tokens - len(rows)
+        for sequence in rows:
+            if sequence.node is not None and self._grow(sequence):  # else an earlier row made it pause
+                self._decode(sequence, step)
+                probe_budget -= self._probe(sequence, step, probe_budget)
 
     def _decode(self, sequence: Sequence, step: Step) -> None:
         """Feeds what was sampled, or forced by a constraint, and not fed yet."""
@@ -259,7 +280,7 @@ class Scheduler:
         if sequence is self.cut:
             self.cut = None
         else:
-            self.running.remove(sequence)
+            self._stop_running(sequence)
         known = max(sequence.num_cached, sequence.num_computed) + sequence.tail_len
         sequence.high_water = max(sequence.high_water, known)
         self._drop_tail(sequence)
@@ -412,9 +433,14 @@ class Scheduler:
 
     # --- what goes out ---
 
+    def _stop_running(self, sequence: Sequence) -> None:
+        place = bisect_left(self.running, sequence)
+        assert self.running[place] is sequence, "running rows are sorted, and no two are equal"
+        del self.running[place]
+
     def finish(self, sequence: Sequence) -> None:
         """A generating row is done: its slots stay for its program's next call, or go."""
-        self.running.remove(sequence)
+        self._stop_running(sequence)
         self._num_finished += 1
         self._finished_tail += sequence.num_fed
         self._finished_max_tail += sequence.max_tail

@@ -22,8 +22,6 @@ from sglbatch.engine.transfer import ALIGN, to_device
 
 MAX_ROWS = 2048
 ROW_STEP = 128
-MAX_SHARED = 63
-"""Shared works of a step that fits a graph."""
 SLOTS_FOR_ROW = 2048
 """Listed slots for which a graph has room, for each of its rows."""
 MIN_SHARE_OF_ROWS = 0.75
@@ -44,8 +42,8 @@ class Bucket:
     @property
     def lens(self) -> dict[str, int]:
         """Length of each array, in the order of the buffer; ``slots`` is last, since only its used part is copied."""
-        rows, works = self.num_rows, self.num_rows + MAX_SHARED + 1
-        wide = rows * self.group // 32 + 32
+        rows, works = self.num_rows, self.num_rows + self.num_shared + 1
+        wide = rows * self.group // 16 + self.num_shared
         narrow = rows + 256
         return {
             "input_ids": rows,
@@ -69,8 +67,14 @@ class Bucket:
         }
 
     @property
+    def num_shared(self) -> int:
+        """Shared works for which there is room: two levels of nodes with four rows each, say."""
+        return self.num_rows // 2 + 32
+
+    @property
     def num_parts(self) -> int:
-        return 4 * self.num_rows + 1
+        """The rows' outputs, and for each row its own part and those of four levels of nodes."""
+        return 6 * self.num_rows + 1
 
     def fill(self, arrays: dict[str, Ints32], num_parts: int, scratch_slot: int) -> Ints32 | None:
         """The buffer's contents up to the last used slot, or None where the step does not fit."""
@@ -153,6 +157,24 @@ class DecodeGraphs:
             default=num_ready,
         )
 
+    def capture_all(self) -> None:
+        """Captures every bucket, the largest first so that the others fit into its memory, and times the products."""
+        for num_rows in range(MAX_ROWS, 0, -ROW_STEP):
+            self._capture(num_rows)
+        assert self._seconds
+
+    def _capture(self, num_rows: int) -> Captured:
+        captured = self._captured.get(num_rows)
+        if captured is None:
+            captured = self._captured[num_rows] = Captured(
+                Bucket(num_rows, self._group),
+                self._body,
+                device=self._device,
+                scratch_slot=self._scratch_slot,
+                pool=self._pool,
+            )
+        return captured
+
     @cached_property
     def _seconds(self) -> list[float]:
         """What one layer's products of so many times ROW_STEP rows cost, measured."""
@@ -168,11 +190,7 @@ class DecodeGraphs:
         contents = bucket.fill(batch_arrays(batch, works, range(num_rows)), works.num_parts, self._scratch_slot)
         if contents is None:
             return None
-        captured = self._captured.get(bucket.num_rows)
-        if captured is None:
-            captured = self._captured[bucket.num_rows] = Captured(
-                bucket, self._body, device=self._device, scratch_slot=self._scratch_slot, pool=self._pool
-            )
+        captured = self._capture(bucket.num_rows)
         captured.buffer[: len(contents)].copy_(to_device(contents, self._device))
         captured.graph.replay()
         return captured.states_RH[:num_rows]
