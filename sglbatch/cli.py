@@ -64,7 +64,9 @@ def _shared(  # noqa: PLR0917 - a table, never called
     max_failures: Annotated[str, typer.Option("--max-failures", help="Failed rows that still exit 0: N or P%.")] = "0",
     kv_tokens: Annotated[int | None, typer.Option("--kv-tokens", help="Size of the KV memory in tokens.")] = None,
     device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")] = "auto",
-    dtype: Annotated[str, typer.Option("--dtype", help="auto, float32 or bfloat16.")] = "auto",
+    dtype: Annotated[
+        str, typer.Option("--dtype", help="auto (bfloat16 on a GPU, float32 on a CPU), float32 or bfloat16.")
+    ] = "auto",
     max_batch_tokens: Annotated[int | None, typer.Option("--max-batch-tokens", help="Tokens of one step.")] = None,
     reserve: Annotated[str, typer.Option("--reserve", help="soft, or full: never pause a request.")] = "soft",
     parse_special: Annotated[bool, typer.Option("--parse-special", help="Let row values make special tokens.")] = False,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +14,10 @@ from typing import Any
 import pytest
 
 from sglbatch.cli import MENDING
+from sglbatch.job.commands import ANSWER_MARKS
 from sglbatch.job.config import MAY_MEND
 from sglbatch.version import __version__
+from tests.job_world import World
 
 ROOT = Path(__file__).parent.parent
 
@@ -155,7 +159,8 @@ def test_show_prints_prompts_and_keeps_nothing(tmp_path: Path, smollm2_dir: Path
     )
     assert done.returncode == 0, done.stderr
     assert "<|im_start|>user\nIs this film positive? fine \\x1b[2J<|im_end|>" in done.stdout
-    assert "It is positive. " in done.stdout or "It is negative. " in done.stdout
+    begin, end = ANSWER_MARKS
+    assert re.search(f"It is {begin}(positive|negative){end}. {begin}[^{end}]+{end}", done.stdout)
     assert done.stdout.count("--- row") == 1
     assert sorted(p.name for p in tmp_path.iterdir() if p.name != "__pycache__") == ["d.jsonl", "t.py"]
 
@@ -229,3 +234,49 @@ def test_a_plan_without_calls_is_short(tmp_path: Path, smollm2_dir: Path) -> Non
     (tmp_path / "d.jsonl").write_text('{"text": "fine"}\n')
     planned = sglbatch("plan", "t.py", "d.jsonl", "--model", str(smollm2_dir), cwd=tmp_path)
     assert planned.stdout.splitlines() == ["rows             1", "requests         0"]
+
+
+def test_a_plan_of_rows_that_all_fail_exits_1(tmp_path: Path, smollm2_dir: Path) -> None:
+    (tmp_path / "t.py").write_text(CLASSIFY)
+    (tmp_path / "d.jsonl").write_text('{"text": null}\n{"text": null}\n')
+    planned = sglbatch("plan", "t.py", "d.jsonl", "--model", str(smollm2_dir), cwd=tmp_path)
+    assert planned.returncode == 1 and "2 x null-value" in planned.stdout
+    assert "asks the model" not in planned.stderr
+
+
+def test_a_plan_says_that_nothing_is_asked_and_how_large_the_memory_is_in_each_dtype(
+    tmp_path: Path, smollm2_dir: Path
+) -> None:
+    (tmp_path / "t.py").write_text(CLASSIFY.split("    mood", maxsplit=1)[0])
+    (tmp_path / "c.py").write_text(CLASSIFY)
+    (tmp_path / "d.jsonl").write_text('{"text": "fine"}\n')
+    silent = sglbatch("plan", "t.py", "d.jsonl", "--model", str(smollm2_dir), cwd=tmp_path)
+    assert silent.returncode == 0 and "no row asks the model anything" in silent.stderr
+    asking = sglbatch("plan", "c.py", "d.jsonl", "--model", str(smollm2_dir), cwd=tmp_path)
+    assert "asks the model" not in asking.stderr
+    assert re.search(r"KV needed +\d+ tokens \([\d.]+ [KM]iB in bfloat16, [\d.]+ [KM]iB in float32\)", asking.stdout)
+
+
+def test_a_plan_reads_the_journal_that_a_run_would_read(tmp_path: Path, smollm2_dir: Path) -> None:
+    """Also where the job's manifest is gone."""
+    world = World(tmp_path, smollm2_dir)
+    world.questions(range(3))
+    world.run()
+    world.paths.manifest.unlink()
+    config = world.config()
+    arguments = ("plan", str(config.template), *config.data, "--model", str(smollm2_dir), "-o", str(config.output))
+    planned = sglbatch(*arguments, "--json", cwd=tmp_path)
+    found = json.loads(planned.stdout)
+    assert (found["calls_reused"], found["requests"]) == (6, 0), planned.stderr
+    assert world.run().report.calls_reused == 6
+
+
+def test_an_export_of_a_stopped_job_says_how_to_go_on(tmp_path: Path, smollm2_dir: Path) -> None:
+    world = World(tmp_path, smollm2_dir)
+    world.questions(range(10))
+    world.on_request = lambda count: world.stop.receive(signal.SIGTERM, None) if count == 12 else None
+    assert world.run().exit_code == 143
+    done = sglbatch("export", str(world.paths.output), "-o", "part.jsonl", cwd=tmp_path)
+    num_done = len(rows(tmp_path / "part.jsonl"))
+    assert done.stdout == f"{num_done} finished rows (0 failed) in part.jsonl\n" and 0 < num_done < 10
+    assert done.stderr == f"{10 - num_done} rows still to come: the same `sglbatch run` command continues it\n"

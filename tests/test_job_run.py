@@ -89,9 +89,9 @@ def test_a_finished_job_with_failures_gives_its_code_again(world: World) -> None
 def test_failed_rows_are_tried_again_under_other_conditions(world: World) -> None:
     world.questions(range(5))
     world.failing = ("number 2?",)
-    assert world.run(kv_tokens=8).exit_code == 1
+    assert world.run(kv_tokens=64).exit_code == 1
     world.failing = ()
-    assert world.run(kv_tokens=8, max_failures=MaxFailures(value=1)).unchanged
+    assert world.run(kv_tokens=64, max_failures=MaxFailures(value=1)).unchanged
     report = world.run(kv_tokens=100).report
     assert (report.exit_code, report.requests, report.calls_reused) == (0, 2, 8)
     assert world.run(kv_tokens=200).unchanged, "nothing failed, so there is nothing to mend"
@@ -241,6 +241,52 @@ def test_failed_rows_alone_are_retried(world: World) -> None:
     assert world.retry().unchanged
 
 
+LONG = {"q": "word " * 100}
+
+
+def test_a_pool_that_holds_no_row_is_an_error_before_the_model_is_loaded(world: World) -> None:
+    world.write_rows([LONG, {"q": "again " * 150}])
+    with pytest.raises(SglbatchError, match="no row fits a KV pool of 64 tokens") as caught:
+        world.run(kv_tokens=64)
+    assert caught.value.code == "kv-too-small" and world.backend is None and not world.paths.folder.exists()
+    enough = int(str(caught.value.hint).split()[1])
+    world.write_rows([{"q": "again " * 150}])
+    with pytest.raises(SglbatchError, match="no row fits"):
+        world.run(kv_tokens=enough - 1)
+    assert world.run(kv_tokens=enough).exit_code == 0
+
+
+def test_calls_that_do_not_fit_the_pool_are_told_of_with_the_plan(world: World) -> None:
+    world.write_rows([{"q": "short"}, LONG])
+    world.run(kv_tokens=64)
+    assert "warning: 1 call of 2 will fail" in world.stderr.getvalue()
+    assert world.num_requests == 4, "the scripted backend has no pool: the rows are tried all the same"
+
+
+def test_a_template_that_asks_nothing_says_so(world: World) -> None:
+    world.write_template('import sglbatch as sgl\n\n@sgl.function\ndef f(s, q):\n    s += "Question: " + q\n')
+    world.questions(range(2))
+    assert world.run().exit_code == 0
+    assert "warning: no row asks the model anything" in world.stderr.getvalue()
+    world.write_template(TWO_GENS)
+    world.stderr.truncate(0)
+    world.run()
+    world.paths.output.unlink()
+    world.run()
+    assert "asks the model" not in world.stderr.getvalue()
+
+
+def test_a_misspelled_argument_ends_the_job_before_it_starts(world: World) -> None:
+    world.write_template(TWO_GENS.replace('"answer", max_tokens=8', '"answer", max_token=8'))
+    world.questions(range(3))
+    with pytest.raises(SglbatchError) as caught:
+        world.run()
+    error = caught.value
+    assert (error.code, error.message) == ("unknown-argument", "gen has no argument 'max_token'")
+    assert (error.where, error.hint) == ("two.py:7", "gen(max_tokens=...)")
+    assert world.backend is None and not world.paths.folder.exists()
+
+
 def test_failed_rows_are_retried_under_other_options(world: World) -> None:
     world.questions(range(3))
     world.failing = ("number 1?",)
@@ -297,7 +343,7 @@ def test_retrying_notices_that_finished_rows_are_gone(world: World) -> None:
     (file,) = numbered_files(world.paths.rows)
     for spoil in (lambda: file.write_bytes(file.read_bytes().splitlines(keepends=True)[0]), file.unlink):
         spoil()
-        with pytest.raises(SglbatchError, match="3 rows were finished") as caught:
+        with pytest.raises(SglbatchError, match="of 3 finished rows") as caught:
             world.retry()
         assert caught.value.code == "job-damaged"
     world.paths.output.unlink()
@@ -341,7 +387,7 @@ def test_a_damaged_call_is_made_again_and_counted(world: World) -> None:
     world.paths.output.unlink()
     report = world.run().report
     assert report.requests == 2 and report.journal["corrupt"] == 1 and report.journal["torn"] == 1
-    assert any("1 damaged lines" in warning for warning in report.warnings)
+    assert any("1 damaged line left out" in warning for warning in report.warnings)
     assert values(world) == before
 
 

@@ -135,7 +135,7 @@ FACTS = JobFacts(
     context_len=100,
     errors=[ErrorInfo(code="bad-json", message="x"), ErrorInfo(code="null-value", message="y")],
     calls_reused=3,
-    kv_bytes_per_token=46080,
+    kv_bytes_per_token={"bfloat16": 23040, "float32": 46080},
 )
 
 
@@ -156,7 +156,7 @@ def test_plan_calls() -> None:
         most_generated_tokens=16 + 16,
         kv_tokens_minimum=95 + 15,
         kv_tokens_whole=138 + 1 + 1 + 30,
-        kv_bytes_per_token=46080,
+        kv_bytes_per_token={"bfloat16": 23040, "float32": 46080},
         follow_up_rows=4,
     )
     assert [(node.num_tokens, node.num_requests) for node in tree.nodes] == [(40, 2)]
@@ -189,8 +189,8 @@ prompt tokens    262, longest 95
 unique tokens    140
 best hit rate    46.6%
 generated tokens at most 32 by these first calls
-KV needed        110 tokens (4.8 MiB) at least
-                 170 tokens (7.5 MiB) to hold everything at once
+KV needed        110 tokens (2.4 MiB in bfloat16, 4.8 MiB in float32) at least
+                 170 tokens (3.7 MiB in bfloat16, 7.5 MiB in float32) to hold everything at once
 follow-up calls  4 or more (estimated): 4 rows go on after these answers
 
 tokens  requests  shared beginning

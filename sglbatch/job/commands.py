@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, redirect_stdout
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Final, TextIO
 
 from sglbatch.api_spec import ApiModel
-from sglbatch.errors import EXIT_DONE, SglbatchError
+from sglbatch.errors import EXIT_DONE, EXIT_FAILED_ROWS, SglbatchError
 from sglbatch.job.backends import load_backend
 from sglbatch.job.config import MaxFailures, RunConfig, default_output
 from sglbatch.job.constraints import unenforced_parts
@@ -21,7 +21,7 @@ from sglbatch.job.foreseeing import check_reorder, foresee, graph_of, suggest
 from sglbatch.job.journal import Journal
 from sglbatch.job.manifest import Manifest
 from sglbatch.job.paths import JobPaths, job_of
-from sglbatch.job.planning import change_lines, journal_lines, plan_job, plan_line, unenforced_lines
+from sglbatch.job.planning import change_lines, journal_lines, plan_job, plan_line, silence_lines, unenforced_lines
 from sglbatch.job.prepare import prepared
 from sglbatch.job.progress import Progress
 from sglbatch.job.report import Report
@@ -30,7 +30,10 @@ from sglbatch.job.runner import Ended, make_manifest, retry_job, run_job
 from sglbatch.job.signals import Stopped, StopRequest, listening
 from sglbatch.job.status import export_rows, read_status
 from sglbatch.job.tally import Tally
-from sglbatch.planner import escape_controls, render_summary
+from sglbatch.planner import counted, escape_controls, render_summary
+
+ANSWER_MARKS: Final = ("\u27e6", "\u27e7")
+"""White square brackets, which prompts hardly ever have."""
 
 
 def run(config: RunConfig, *, restart: bool, as_json: bool) -> int:
@@ -78,15 +81,23 @@ def show(config: RunConfig, *, count: int) -> int:
             print(stopped.reason, file=sys.stderr)
             return stopped.exit_code
     for row in sorted(rows, key=lambda row: row.index):
-        print(f"--- row {row.index + 1} " + "-" * 60)
-        print(_escaped(row.transcript or ""))
+        print(f"--- row {row.index + 1}, its answers in {ANSWER_MARKS[0]}{ANSWER_MARKS[1]} " + "-" * 40)
+        print(_escaped(_marked(row)))
         if row.error is not None:
             print(f"error[{row.error.code}]: {_escaped(row.error.message)}")
     return EXIT_DONE
 
 
+def _marked(row: FinishedRow) -> str:
+    """The transcript with a mark before and behind every answer."""
+    text = row.transcript or ""
+    for first, end in reversed(row.answer_spans):
+        text = text[:first] + ANSWER_MARKS[0] + text[first:end] + ANSWER_MARKS[1] + text[end:]
+    return text
+
+
 def plan(config: RunConfig, *, save: Path | None, as_json: bool, graph: str | None = None) -> int:
-    """Plans as ``run`` does, against the existing job if there is one, and makes no job.
+    """Plans as ``run`` does, against the existing job if there is one, and makes no job; 1 where every row fails.
 
     Args:
         graph: "text", "dot" or "json": print the program's graph in this form, and nothing else.
@@ -122,8 +133,10 @@ def plan(config: RunConfig, *, save: Path | None, as_json: bool, graph: str | No
             foresight = foresee(ready)
             movement = suggest(ready)
         lines = journal_lines(journal.counts) if journal else []
-        if paths is not None:
+        if paths is not None and paths.manifest.is_file():
             lines += change_lines(Manifest.load(paths.manifest), make_manifest(ready))
+        for line in silence_lines(summary):
+            progress.note(line)
     if save is not None:
         made.save(save)
     if as_json:
@@ -145,7 +158,7 @@ def plan(config: RunConfig, *, save: Path | None, as_json: bool, graph: str | No
         errors = [group.render() for group in tally.errors]
         before, after = map(escape_controls, lines), map(escape_controls, behind)
         print("\n".join([*before, render_summary(summary, tree), *after, *errors]))
-    return EXIT_DONE
+    return EXIT_FAILED_ROWS if summary.num_failed_rows == summary.num_rows else EXIT_DONE
 
 
 def _print_graph(config: RunConfig, form: str) -> int:
@@ -174,7 +187,10 @@ def export(output: Path, *, target: Path) -> int:
     written = export_rows(job_of(output), target)
     for warning in written.warnings:
         print(f"warning: {escape_controls(warning)}", file=sys.stderr)
-    print(f"{written.num_rows:,} finished rows ({written.num_failed:,} failed) in {target}")
+    print(f"{counted(written.num_rows, 'finished row')} ({written.num_failed:,} failed) in {target}")
+    now = read_status(job_of(output))
+    if now.state != "finished":
+        print(f"{counted(now.rows - written.num_rows, 'row')} still to come: {now.next_step}", file=sys.stderr)
     return EXIT_DONE
 
 
@@ -240,7 +256,7 @@ def _existing_job(config: RunConfig) -> JobPaths | None:
         paths = JobPaths(output=config.output or default_output(config.template, config.data))
     except SglbatchError:
         return None
-    return paths if paths.manifest.is_file() else None
+    return paths if paths.folder.is_dir() else None
 
 
 def _print_ended(ended: Ended, as_json: bool) -> int:

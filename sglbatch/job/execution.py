@@ -182,6 +182,7 @@ class Execution:
             usage=outcome.usage,
             dtypes=outcome.dtypes,
             transcript=outcome.transcript if self._with_transcript else None,
+            answer_spans=outcome.answer_spans if self._with_transcript else (),
         )
 
 

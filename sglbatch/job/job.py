@@ -17,7 +17,8 @@ from sglbatch.job.constraints import unenforced_parts
 from sglbatch.job.execution import Execution, Surroundings, hit_rate
 from sglbatch.job.folder import JobFolder
 from sglbatch.job.manifest import Finished, Manifest
-from sglbatch.job.planning import journal_lines, plan_job, plan_line, unenforced_lines
+from sglbatch.job.planning import journal_lines, plan_job, plan_line, silence_lines, unenforced_lines
+from sglbatch.job.pool import check_pool, pool_lines
 from sglbatch.job.prepare import Prepared
 from sglbatch.job.records import numbered_files
 from sglbatch.job.report import Report
@@ -26,7 +27,7 @@ from sglbatch.job.signals import Stopped
 from sglbatch.job.tally import Tally
 from sglbatch.job.writing import write_rows
 from sglbatch.lang.calls import PendingCall
-from sglbatch.planner import Plan
+from sglbatch.planner import Plan, counted
 from sglbatch.types import Backend, BackendStats
 from sglbatch.version import __version__
 
@@ -105,7 +106,8 @@ class Job:
         self._manifest.save(self._paths.manifest)
         self._plan.save(self._paths.plan)
         self._unenforced = tuple(unenforced_parts(calls, self._ready))
-        for line in [plan_line(summary), *unenforced_lines(self._unenforced)]:
+        remarks = [*silence_lines(summary), *pool_lines(calls, self._ready), *unenforced_lines(self._unenforced)]
+        for line in [plan_line(summary), *remarks]:
             self._progress.note(line)
         return calls
 
@@ -114,6 +116,7 @@ class Job:
             return
         assert self._plan is not None
         ready = self._ready
+        check_pool(calls, ready)
         with self._progress.stage("load", label="loading the model"):
             self._backend = self._surroundings.load_backend(ready.model, ready.tokenizer, ready.config)
         with self._progress.stage("run", label="running", total=self._execution.num_live):
@@ -215,7 +218,7 @@ class Job:
 
     def _warnings(self) -> list[str]:
         cut = self._tally.num_hit_max_tokens
-        lines = [f"{cut:,} rows hit max_tokens: their answers are cut"] if cut else []
+        lines = [f"{counted(cut, 'row')} hit max_tokens: their answers are cut"] if cut else []
         lines += [f"{count:,} {note}" for note, count in sorted(self._execution.notes.items())]
         lines += journal_lines(replace(self._folder.journal.counts, torn=0))
         return [*lines, *self._write_warnings]

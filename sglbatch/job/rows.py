@@ -30,6 +30,7 @@ class FinishedRow:
         dtypes: the variables' declared types.
         means: how an endpoint was brought to choose each select's value.
         cut: max_tokens cut one of its answers.
+        answer_spans: of the transcript, see ``Outcome``; not kept on disk.
     """
 
     index: int
@@ -43,6 +44,7 @@ class FinishedRow:
     usage: Usage = field(default_factory=lambda: Usage(prompt_tokens=0, generated_tokens=0))
     dtypes: dict[str, VarType] = field(default_factory=dict)
     transcript: str | None = None
+    answer_spans: tuple[tuple[int, int], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         record: dict[str, Any] = {

@@ -22,6 +22,7 @@ from sglbatch.job.planning import change_lines, journal_lines
 from sglbatch.job.prepare import Prepared, prepared
 from sglbatch.job.report import Report
 from sglbatch.job.rows import RowStore
+from sglbatch.planner import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,7 +185,7 @@ def _finished_rows(output: JobPaths, previous: Manifest, finished: Finished) -> 
     if store is None or store.num_finished < finished.num_rows:
         raise SglbatchError(
             "job-damaged",
-            f"{finished.num_rows:,} rows were finished, {store.num_finished if store else 0:,} are still there",
+            f"of {counted(finished.num_rows, 'finished row')} {store.num_finished if store else 0:,} can still be read",
             where=str(path),
             hint="move the output away and run the `sglbatch run` command again: it repeats no call of the journal",
         )

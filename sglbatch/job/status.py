@@ -46,11 +46,18 @@ class Status:
             f"{'rows':<10}{self.rows_done:,} of {self.rows:,} done, {self.rows_failed:,} failed",
             f"{'calls':<10}{self.calls:,} recorded",
         ]
-        if self.state == "stopped":
-            lines.append(f"{'next':<10}the same `sglbatch run` command continues it")
-        elif self.state == "finished" and self.rows_failed:
-            lines.append(f"{'next':<10}`sglbatch retry-failed` runs the failed rows again")
+        if self.next_step:
+            lines.append(f"{'next':<10}{self.next_step}")
         return "\n".join(lines)
+
+    @property
+    def next_step(self) -> str:
+        """What brings the job on; "" when nothing is left to do."""
+        if self.state == "running":
+            return "wait for it, or export again later"
+        if self.state == "stopped":
+            return "the same `sglbatch run` command continues it"
+        return "`sglbatch retry-failed` runs the failed rows again" if self.rows_failed else ""
 
 
 def read_status(paths: JobPaths) -> Status:

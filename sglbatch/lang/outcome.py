@@ -28,6 +28,7 @@ class Outcome:
         cut: max_tokens cut an answer, also one without a name or in a branch that is not joined.
         usage: tokens of all calls of the row.
         transcript: the root state's whole text, markup of the chat template included.
+        answer_spans: where the transcript has answers: [first, behind the last) character of each.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
@@ -38,6 +39,7 @@ class Outcome:
     cut: bool = False
     usage: Usage = field(default_factory=lambda: Usage(prompt_tokens=0, generated_tokens=0))
     transcript: str = ""
+    answer_spans: tuple[tuple[int, int], ...] = ()
     dtypes: dict[str, VarType] = field(default_factory=dict)
 
 
@@ -58,6 +60,7 @@ def outcome_of(root: Stream, *, returned: Any, error: ErrorInfo | None, results:
         cut=cut,
         usage=usage,
         transcript=root.text.plain(),
+        answer_spans=root.text.answer_spans(),
         dtypes={name: _plain_type(variable.var_type) for name, variable in variables.items()},
     )
 

@@ -17,6 +17,7 @@ from sglbatch.lang.environment import Environment
 from sglbatch.lang.expressions import TemplateError
 from sglbatch.lang.guard import Guard, strip_guard
 from sglbatch.lang.meta_info import TokenText
+from sglbatch.lang.misuse import misused_primitive
 from sglbatch.lang.outcome import Outcome, describe, outcome_of, template_line
 from sglbatch.lang.sampling import Sampling, SamplingOverride
 from sglbatch.lang.schemas import Record
@@ -259,6 +260,8 @@ class Program:
             self.template_error = TemplateError(
                 error.code, error.message, hint=error.hint, where=error.where or template_line(error, source)
             )
+        else:
+            self.template_error = misused_primitive(error, source)
         if self._raised.code in ("too-many-calls", "not-deterministic"):
             self._abort(self._raised)
 

@@ -177,7 +177,10 @@ class Stream:
                 self.scopes[name] = len(self.text.pieces)
             case CloseScope():
                 self._name_done(name)
-                self.assign(name, self._text_since(self.scopes.pop(name)))
+                try:
+                    self.assign(name, self._text_since(self.scopes.pop(name)))
+                except CallError as error:
+                    self.fail(ErrorInfo(code=error.code, message=error.message))
             case SplitReasoning(model_type=model_type):
                 self._split_reasoning(name, model_type)
 
@@ -276,7 +279,7 @@ class Stream:
             return result.text
         assert result.choice is not None, "a select's result names no choice"
         choice = result.text or question.choices[result.choice]  # a trace's choice is a text of its own
-        self.text.append(Text(choice, question.specials))
+        self.text.append_choice(Text(choice, question.specials))
         return choice
 
     def _split_reasoning(self, name: str, model_type: str) -> None:

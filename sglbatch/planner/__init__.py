@@ -4,7 +4,7 @@ from sglbatch.planner.calls import JobFacts, plan_calls
 from sglbatch.planner.estimate import kv_bytes_per_token
 from sglbatch.planner.order import depth_first_order
 from sglbatch.planner.plan import Plan, make_plan
-from sglbatch.planner.render import escape_controls, render_summary, shorten
+from sglbatch.planner.render import counted, escape_controls, render_summary, shorten
 from sglbatch.planner.summary import Summary
 from sglbatch.planner.tree import Tree, TreeNode, top_of_tree
 
@@ -14,6 +14,7 @@ __all__ = [
     "Summary",
     "Tree",
     "TreeNode",
+    "counted",
     "depth_first_order",
     "escape_controls",
     "kv_bytes_per_token",

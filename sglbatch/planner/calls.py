@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from sglbatch.lang.calls import PendingCall
 from sglbatch.planner.estimate import answer_tokens
@@ -24,7 +24,7 @@ class JobFacts:
         calls_reused: calls answered from the journal.
         rows_outside: rows that wait for an outside call, which planning does not make.
         context_len: tokens that a prompt and its answer may have together.
-        kv_bytes_per_token: see ``estimate.kv_bytes_per_token``.
+        kv_bytes_per_token: by dtype, see ``estimate.kv_bytes_per_token``.
     """
 
     num_rows: int
@@ -32,7 +32,7 @@ class JobFacts:
     errors: Sequence[ErrorInfo] = ()
     calls_reused: int = 0
     rows_outside: int = 0
-    kv_bytes_per_token: int | None = None
+    kv_bytes_per_token: Mapping[str, int] = field(default_factory=dict)
 
 
 def plan_calls(calls: Sequence[PendingCall], facts: JobFacts, *, max_nodes: int = 12) -> tuple[Plan, Summary, Tree]:

@@ -48,13 +48,13 @@ def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
         failed = f", {summary.num_failed_rows:,} failed already ({codes})"
     yield "rows", f"{summary.num_rows:,}{failed}"
     equal = (
-        f", and {_count(summary.num_equal_calls, 'equal call')} answered with them" if summary.num_equal_calls else ""
+        f", and {counted(summary.num_equal_calls, 'equal call')} answered with them" if summary.num_equal_calls else ""
     )
     yield "requests", f"{summary.num_requests:,}{equal}"
     if summary.calls_reused:
-        yield "answered already", _count(summary.calls_reused, "call")
+        yield "answered already", counted(summary.calls_reused, "call")
     if summary.num_too_long:
-        yield "too long", f"{_count(summary.num_too_long, 'request')} over the context length; their rows will fail"
+        yield "too long", f"{counted(summary.num_too_long, 'request')} over the context length; their rows will fail"
     if summary.rows_outside:
         calls = "1 row calls" if summary.rows_outside == 1 else f"{summary.rows_outside:,} rows call"
         yield "outside", f"{calls} a function first: a plan does not, so what they ask then is not in these numbers"
@@ -70,14 +70,15 @@ def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
     yield "follow-up calls", _follow_ups(summary)
 
 
-def _count(number: int, noun: str) -> str:
+def counted(number: int, noun: str) -> str:
+    """ "1 row", "2 rows"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _kv(summary: Summary, num_tokens: int) -> str:
-    per_token = summary.kv_bytes_per_token
-    size = f" ({_bytes(num_tokens * per_token)})" if per_token is not None else ""
-    return f"{num_tokens:,} tokens{size}"
+    sizes = {dtype: _bytes(num_tokens * size) for dtype, size in summary.kv_bytes_per_token.items()}
+    named = [f"{size} in {dtype}" for dtype, size in sizes.items()] if len(sizes) > 1 else sizes.values()
+    return f"{num_tokens:,} tokens" + (f" ({', '.join(named)})" if sizes else "")
 
 
 def _bytes(num_bytes: int) -> str:
@@ -110,7 +111,7 @@ def _tree_lines(tree: Tree, width: int) -> Iterator[str]:
         counts = f"{node.num_tokens:>{tokens_width},}  {node.num_requests:>{requests_width},}  "
         yield counts + _node_text(node, width - len(counts))
     if tree.num_hidden:
-        hidden = _count(tree.num_hidden, "shared beginning")
+        hidden = counted(tree.num_hidden, "shared beginning")
         yield f"{hidden} not shown: {tree.hidden_saved_tokens:,} of the {tree.saved_tokens:,} tokens saved"
 
 

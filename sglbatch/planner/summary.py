@@ -26,7 +26,8 @@ class Summary:
         most_generated_tokens: upper bound, every answer at its longest; a choice generates nothing.
         kv_tokens_minimum: the smallest pool that can finish the job (the largest request, prompt and answer).
         kv_tokens_whole: the pool that holds all unique tokens and every answer at its longest at the same time.
-        kv_bytes_per_token: bytes of keys and values of one token; None when the model's shape does not say.
+        kv_bytes_per_token: bytes of keys and values of one token for each dtype that the run may have; empty when the
+            model's shape does not say.
         follow_up_rows: rows whose programs go on after these answers: they have asked for more already, or they read an
             answer and then decide. Each is taken for one follow-up call, so the number of those is an estimate.
     """
@@ -44,7 +45,7 @@ class Summary:
     most_generated_tokens: int
     kv_tokens_minimum: int
     kv_tokens_whole: int
-    kv_bytes_per_token: int | None = None
+    kv_bytes_per_token: Mapping[str, int] = field(default_factory=dict)
     rows_outside: int = 0
     follow_up_rows: int = 0
 
@@ -69,6 +70,6 @@ class Summary:
             "generated_tokens_at_most": self.most_generated_tokens,
             "kv_tokens_minimum": self.kv_tokens_minimum,
             "kv_tokens_whole": self.kv_tokens_whole,
-            "kv_bytes_per_token": self.kv_bytes_per_token,
+            "kv_bytes_per_token": dict(self.kv_bytes_per_token),
             "follow_up_calls": {"estimated": True, "calls": self.follow_up_rows, "rows": self.follow_up_rows},
         }

@@ -14,6 +14,7 @@ from sglbatch.job.execution import Surroundings
 from sglbatch.job.openai_batch import program
 from sglbatch.job.openai_batch.output import count_failed, write_batch_output
 from sglbatch.job.runner import run_job
+from sglbatch.planner import counted
 
 MAX_TOKENS: Final = 1024
 """For requests that name no limit, as the API lets them."""
@@ -46,7 +47,7 @@ def run_batch(config: RunConfig, surroundings: Surroundings, *, restart: bool) -
         num_failed = write_batch_output(
             requests, rows, target, model=config.model, created=int(time.time()), limit=config.limit
         )
-    print(f"{ended.report.rows:,} lines, {num_failed:,} failed, in {target}")
+    print(f"{counted(ended.report.rows, 'line')}, {num_failed:,} failed, in {target}")
     return EXIT_DONE if config.max_failures.allows(num_failed, ended.report.rows) else EXIT_FAILED_ROWS
 
 
