@@ -22,6 +22,11 @@ def next_token(prefix: tuple[int, ...]) -> int:
     return zlib.crc32(repr(prefix).encode()) % VOCAB
 
 
+def logprob(prefix: tuple[int, ...], token: int) -> float:
+    """The stub model's score of a next token: a hash too, exact in single precision."""
+    return -float(1 + zlib.crc32(repr((prefix, token)).encode()) % 1024) / 64
+
+
 def generate(prompt: Sequence[int], max_tokens: int) -> list[int]:
     """What a generation must give, computed apart from any engine; ends before EOS."""
     tokens = list(prompt)
@@ -60,7 +65,8 @@ class StubRunner:
         if step.pieces:
             self._forward(step)
         return [
-            next_token(a.row.stored) if not a.targets else [-float(1 + t % 7) for t in a.targets] for a in step.actions
+            next_token(a.row.stored) if not a.targets else [logprob(a.row.stored, t) for t in a.targets]
+            for a in step.actions
         ]
 
     def _forward(self, step: Step) -> None:
@@ -78,8 +84,8 @@ class StubRunner:
             if row.piece is not None:
                 row.stored, row.piece = seen[offsets[id(row.piece)] + row.offset], None
         for piece in step.pieces:
-            full = (*piece.sequence.request.prompt_ids.tolist(), *piece.sequence.output_ids)
-            full = tuple(piece.sequence.ids.tolist()) if len(piece.sequence.ids) > len(full) else full
+            sequence = piece.sequence
+            full = (*sequence.ids.tolist(), *sequence.output_ids[sequence.num_folded :])
             for i in range(len(piece.token_ids)):
                 assert seen[offsets[id(piece)] + i] == full[: piece.start + i + 1], "a row sees another's tokens"
 

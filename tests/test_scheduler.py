@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import replace
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -12,9 +14,22 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sglbatch.engine.engine import LocalEngine
+from sglbatch.engine.masses import TINY
 from sglbatch.engine.scheduler import SchedulerConfig
-from sglbatch.types import Choose, Generate, Operation, Request, Result, prefill_runs
-from tests.engine_stub import StubRunner, StubTokenizer, generate, ids
+from sglbatch.planner import make_plan
+from sglbatch.types import (
+    Choose,
+    Generate,
+    Operation,
+    Request,
+    Result,
+    TokenLogprob,
+    prefill_runs,
+    unconditional_runs,
+)
+from tests.engine_stub import StubRunner, StubTokenizer, generate, ids, logprob
+
+UNCONDITIONAL: Final = "unconditional_likelihood_normalized"
 
 
 def make_engine(num_slots: int, **config: Any) -> tuple[LocalEngine, StubRunner]:
@@ -53,15 +68,44 @@ def run(engine: LocalEngine, requests: list[Request]) -> dict[int, Result]:
 
 
 def unique_tokens(requests: list[Request]) -> int:
-    runs = [tuple(r.tolist()) for q in requests for r in prefill_runs(q.prompt_ids, q.operation)]
-    return len({r[: i + 1] for r in runs for i in range(len(r))})
+    """By counting prefixes; the plan must come to the same."""
+    runs = [r for q in requests for r in prefill_runs(q.prompt_ids, q.operation)]
+    alone = [r for q in requests for r in unconditional_runs(q.operation)]
+    unique = sum(len({tuple(r[: i + 1].tolist()) for r in tree for i in range(len(r))}) for tree in (runs, alone))
+    assert make_plan([q.prompt_ids for q in requests], [q.operation for q in requests]).unique_tokens == unique
+    return unique
 
 
-def check_texts(requests: list[Request], results: dict[int, Result]) -> None:
+def check_results(requests: list[Request], results: dict[int, Result]) -> None:
     for q in requests:
+        prompt, result = q.prompt_ids.tolist(), results[q.request_id]
         if isinstance(q.operation, Generate):
-            expected = generate(q.prompt_ids.tolist(), q.operation.max_tokens)
-            assert list(results[q.request_id].output_ids) == expected
+            assert list(result.output_ids) == generate(prompt, q.operation.max_tokens)
+            if q.operation.input_logprobs_from is not None:
+                assert result.input_logprobs == token_logprobs(prompt, q.operation.input_logprobs_from)
+        elif q.operation.method == "exact":
+            assert result.choice_logprobs == pytest.approx(choice_logprobs(prompt, q.operation.alternatives))
+        else:
+            alternatives = q.operation.alternatives
+            scored = [token_logprobs([*prompt, *ids], len(prompt)) for ids in alternatives]
+            assert list(result.choice_token_logprobs) == scored
+            assert list(result.unconditional_logprobs) == [token_logprobs(list(ids), 0) for ids in alternatives]
+
+
+def token_logprobs(ids: list[int], start: int) -> tuple[TokenLogprob, ...]:
+    return tuple((logprob(tuple(ids[:i]), ids[i]) if i else None, ids[i]) for i in range(start, len(ids)))
+
+
+def choice_logprobs(prompt: list[int], alternatives: tuple[tuple[int, ...], ...]) -> list[float]:
+    """Each run's probability less those of the runs that extend it, as shares of all."""
+    scores = {
+        ids: sum(value or 0.0 for value, _ in token_logprobs([*prompt, *ids], len(prompt))) for ids in alternatives
+    }
+    masses = {ids: math.exp(score - max(scores.values())) for ids, score in scores.items()}
+    for run in sorted(masses, key=len, reverse=True):
+        extending = sum(masses[other] for other in masses if other != run and other[: len(run)] == run)
+        masses[run] = max(masses[run] - extending, TINY)
+    return [math.log(mass / sum(masses.values())) for mass in masses.values()]
 
 
 @pytest.fixture(scope="module")
@@ -76,21 +120,33 @@ def small_numbers_count() -> Iterator[None]:
 TOKEN = st.integers(1, 3)
 PROMPT = st.lists(TOKEN, min_size=1, max_size=14)
 SHARED = st.sampled_from([[], [1, 1, 1, 1], [1, 1, 1, 1, 2, 2, 2, 2], [3] * 40])
-GENERATE = st.builds(Generate, max_tokens=st.integers(1, 40), temperature=st.just(0.0))
-CHOICE_TOKEN = st.integers(4, 6)
-CHOOSE = st.lists(st.lists(CHOICE_TOKEN, min_size=1, max_size=4).map(tuple), min_size=1, max_size=4, unique=True).map(
-    lambda alternatives: Choose(alternatives=tuple(alternatives))
+GENERATE = st.builds(
+    Generate,
+    max_tokens=st.integers(1, 40),
+    temperature=st.just(0.0),
 )
-WORK = st.lists(
-    st.tuples(st.builds(lambda a, b: a + b, SHARED, PROMPT), st.one_of(GENERATE, GENERATE, CHOOSE)),
-    min_size=1,
-    max_size=14,
-    unique_by=lambda item: (
-        tuple(item[0]),
-        isinstance(item[1], Choose),
-        item[1] if isinstance(item[1], Generate) else 0,
-    ),
+CHOOSE = st.builds(
+    Choose,
+    alternatives=st.lists(
+        st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple), min_size=1, max_size=4, unique=True
+    ).map(tuple),
 )
+PROMPTS = st.builds(lambda a, b: a + b, SHARED, PROMPT)
+WORK = st.lists(st.tuples(PROMPTS, st.one_of(GENERATE, CHOOSE)), min_size=1, max_size=14)
+SHARED_ALTERNATIVES: list[tuple[list[int], Operation]] = [
+    ([1, 2], Choose(alternatives=((3, 3, 3), (4, 4, 4)))),
+    ([1, 2], Choose(alternatives=((3, 3, 5), (4, 4, 5, 5)))),
+    ([1, 2, 3], Choose(alternatives=((1, 1), (3, 3)))),
+    ([1, 2, 4, 4], Generate(max_tokens=1, temperature=0.0)),
+]
+SCORED_WORK = st.sampled_from([0, 3, 9]).flatmap(
+    lambda start: st.lists(
+        st.tuples(PROMPTS, st.just(Generate(max_tokens=3, temperature=0.0, input_logprobs_from=start))),
+        min_size=1,
+        max_size=14,
+    )
+)
+"""All from the same token on: a prompt that was computed unscored is computed again for its scores."""
 
 
 def largest(work: list[tuple[list[int], Operation]]) -> int:
@@ -105,7 +161,7 @@ def largest(work: list[tuple[list[int], Operation]]) -> int:
 
 @settings(max_examples=80, deadline=None)
 @given(
-    work=WORK,
+    work=st.builds(lambda a, b: a + b, WORK, st.one_of(st.just([]), SCORED_WORK)),
     extra=st.sampled_from([0, 1, 5, 30, 1000]),
     keep=st.booleans(),
     retain=st.booleans(),
@@ -126,19 +182,20 @@ def test_soft_reservation(  # noqa: PLR0917
     engine, _ = make_engine(largest(work) + extra, retain=retain, overlap=overlap, **limits)
     requests = [request(i, prompt, operation, keep=keep) for i, (prompt, operation) in enumerate(work)]
     results = run(engine, requests)
-    check_texts(requests, results)
+    check_results(requests, results)
     if not retain:
         assert engine.scheduler.pool.num_free == engine.scheduler.config.num_slots, "something stayed behind"
 
 
 @settings(max_examples=80, deadline=None)
 @given(
-    work=WORK,
+    work=st.one_of(WORK, SCORED_WORK),
     extra=st.sampled_from([0, 1, 5, 30, 1000]),
     max_batch_tokens=st.sampled_from([9, 16, 64]),
     overlap=st.booleans(),
 )
 @example(work=[([1, 2], Choose(alternatives=((1,), (1, 2))))], extra=0, max_batch_tokens=16, overlap=False)
+@example(work=SHARED_ALTERNATIVES, extra=0, max_batch_tokens=9, overlap=False)
 @pytest.mark.usefixtures("small_numbers_count")
 def test_full_reservation_computes_every_token_once(
     work: list[tuple[list[int], Operation]], extra: int, max_batch_tokens: int, overlap: bool
@@ -149,12 +206,33 @@ def test_full_reservation_computes_every_token_once(
     )
     requests = [request(i, prompt, operation) for i, (prompt, operation) in enumerate(work)]
     results = run(engine, requests)
-    check_texts(requests, results)
+    check_results(requests, results)
     stats = engine.stats()
     num_decoded = runner.num_tokens - stats.computed_prompt_tokens
     assert num_decoded == sum(r.usage.generated_tokens - 1 for r in results.values() if r.usage.generated_tokens)
     assert stats.recomputed_tokens == 0
     assert stats.computed_prompt_tokens == unique_tokens(requests)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    work=st.lists(
+        st.tuples(PROMPT, st.one_of(CHOOSE, CHOOSE.map(lambda o: replace(o, method=UNCONDITIONAL)))),
+        min_size=1,
+        max_size=8,
+    ),
+    extra=st.sampled_from([0, 5, 1000]),
+)
+def test_alternatives_without_their_prompts_are_computed_once_for_all(
+    work: list[tuple[list[int], Operation]], extra: int
+) -> None:
+    """No prompt begins as an alternative does, so that their two trees have nothing in common."""
+    requests = [request(i, [9, *prompt], operation) for i, (prompt, operation) in enumerate(work)]
+    num_slots = max(largest([([9, *p], o)]) + sum(map(len, unconditional_runs(o))) for p, o in work) + extra
+    engine, _ = make_engine(num_slots, reserve="full")
+    check_results(requests, run(engine, requests))
+    assert engine.stats().recomputed_tokens == 0
+    assert engine.stats().computed_prompt_tokens == unique_tokens(requests)
 
 
 @pytest.mark.parametrize("num_slots", [300, 340, 600])
@@ -170,7 +248,7 @@ def test_other_orders_compute_more(num_slots: int) -> None:
     computed = {}
     for name, requests in {"planned": planned, "first-come": first_come}.items():
         engine, _ = make_engine(num_slots, reserve="full", max_batch_tokens=256)
-        check_texts(requests, run(engine, requests))
+        check_results(requests, run(engine, requests))
         computed[name] = engine.stats().computed_prompt_tokens
     assert computed["planned"] == unique_tokens(planned)
     assert computed["first-come"] > 2 * computed["planned"]
@@ -268,5 +346,5 @@ def test_chunked_prefill_never_passes_the_budget() -> None:
     rng = np.random.default_rng(1)
     prompts = [rng.integers(1, 50, size=60).tolist() for _ in range(6)]
     requests = [request(i, p, Generate(max_tokens=8, temperature=0.0)) for i, p in enumerate(prompts)]
-    check_texts(requests, run(engine, requests))
+    check_results(requests, run(engine, requests))
     assert runner.max_tokens_in_step <= 10

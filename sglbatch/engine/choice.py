@@ -75,6 +75,7 @@ class Choice:
                 priority=(*priority, len(self._bases)),
                 targets=targets,
                 shared_len=0 if previous is None else shared,
+                alone=base == 0,
             )
             self._bases[row] = base
             self._num_logprobs += sum(map(len, targets.values()))

@@ -14,6 +14,7 @@ from sglbatch.engine.fsm.masks import TokenMasks
 from sglbatch.engine.generation import Generation
 from sglbatch.engine.input_scores import InputScores
 from sglbatch.engine.radix.order import depth_first_order
+from sglbatch.engine.run_order import RequestRows, place_rows
 from sglbatch.engine.sampler import Sampling
 from sglbatch.engine.scheduler import Scheduler, SchedulerConfig
 from sglbatch.engine.sequence import Action, Sequence, Step
@@ -100,15 +101,18 @@ class LocalEngine:
     # --- Backend ---
 
     def submit(self, requests: Seq[Request]) -> None:
+        batch = []
         for request, priority in zip(requests, self._priorities(requests), strict=True):
             self._num_requests += 1
-            error = self._misfit(request)
-            if error is not None:
-                self._refused.append(Result(request_id=request.request_id, error=error))
-            elif isinstance(request.operation, Generate):
-                self._add_generation(request, request.operation, priority)
-            else:
-                self._add_choice(request, priority)
+            rows = self._rows_of(request, priority)
+            if rows:
+                batch.append(RequestRows(priority=priority, rows=rows))
+        place_rows(batch)
+        for placed in batch:
+            for row in placed.rows:
+                self.scheduler.add(row)
+                if row.own_successors:
+                    self.scheduler.counters.prompt_tokens -= len(row.ids)  # the same prompt is the generation's
 
     @property
     def has_unfinished(self) -> bool:
@@ -206,13 +210,25 @@ class LocalEngine:
             return ErrorInfo(code="prompt-too-long", message=message)
         return None
 
-    def _add_generation(self, request: Request, operation: Generate, priority: Priority) -> None:
+    def _rows_of(self, request: Request, priority: Priority) -> list[Sequence]:
+        """The rows that answer a request; none where it is refused."""
+        error = self._misfit(request)
+        if error is not None:
+            self._refused.append(Result(request_id=request.request_id, error=error))
+            return []
+        if isinstance(request.operation, Generate):
+            return self._add_generation(request, request.operation, priority)
+        choice = Choice(request, priority)
+        self._owners.update(dict.fromkeys(choice.sequences, choice))
+        return choice.sequences
+
+    def _add_generation(self, request: Request, operation: Generate, priority: Priority) -> list[Sequence]:
         try:
             guide = self._guide(operation.constraint)
         except ConstraintError as error:
             info = ErrorInfo(code=error.code, message=error.message)
             self._refused.append(Result(request_id=request.request_id, error=info))
-            return
+            return []
         scores = InputScores.of(request, (*priority, 0))
         sequence = Sequence(request, request.prompt_ids, priority=priority if scores is None else (*priority, 1))
         generation = Generation(
@@ -226,23 +242,18 @@ class LocalEngine:
             end_token_ids=self._special_stops(operation.stop) | frozenset(operation.stop_token_ids),
         )
         self._owners[sequence] = generation
-        if scores is not None:
-            scores.generation = generation
-            self._owners[scores.sequence] = scores
-            self.scheduler.add(scores.sequence)
-            self.scheduler.counters.prompt_tokens -= len(scores.sequence.ids)  # the same prompt is counted below
-        self.scheduler.add(sequence)
+        if scores is None:
+            if operation.input_logprobs_from == 0:  # of a single token, which nothing comes before
+                generation.input_logprobs = ((None, int(request.prompt_ids[0])),)
+            return [sequence]
+        scores.generation = generation
+        self._owners[scores.sequence] = scores
+        return [scores.sequence, sequence]
 
     def _special_stops(self, stop: tuple[str, ...]) -> frozenset[int]:
         """Stop strings that are a special token's text end at that token, which has no text of its own."""
         specials = self.tokenizer.specials
         return frozenset(specials[s] for s in stop if s in specials)
-
-    def _add_choice(self, request: Request, priority: Priority) -> None:
-        choice = Choice(request, priority)
-        for sequence in choice.sequences:
-            self._owners[sequence] = choice
-            self.scheduler.add(sequence)
 
     def _guide(self, constraint: Constraint | None) -> Guide | None:
         if constraint is None:
@@ -281,13 +292,15 @@ class LocalEngine:
             self._take_input_score(owner, action.position, output)
             return None
         owner.record(action.sequence, action.position, output)
+        if action.position == action.sequence.action_positions[-1]:
+            self.scheduler.finish_scored(action.sequence)
         return self._decide(owner) if owner.is_scored else None
 
     def _take_input_score(self, scores: InputScores, position: int, logprobs: list[float]) -> None:
         scores.record(position, logprobs)
-        if scores.is_scored:
+        if position == scores.sequence.action_positions[-1]:
             scores.generation.input_logprobs = scores.logprobs()
-            self.scheduler.finish_choice([scores.sequence], scores.sequence)
+            self.scheduler.finish_scored(scores.sequence)
             del self._owners[scores.sequence]
 
     def _take_token(self, generation: Generation, action: Action, output: Output) -> Result | None:

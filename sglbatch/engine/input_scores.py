@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from sglbatch.engine.generation import Generation
 from sglbatch.engine.sequence import Sequence
 from sglbatch.types import Generate, Priority, Request, TokenLogprob
@@ -20,10 +22,11 @@ class InputScores:
     def __init__(self, request: Request, priority: Priority, start: int) -> None:
         self._ids: list[int] = request.prompt_ids.tolist()
         self._start = start
-        self._logprobs: dict[int, float] = {}
+        self._last_logprob = 0.0
         targets = {position: (self._ids[position + 1],) for position in range(max(start - 1, 0), len(self._ids) - 1)}
-        self._num_scored = len(targets)
-        self.sequence = Sequence(request, request.prompt_ids[:-1], priority=priority, targets=targets)
+        self.sequence = Sequence(
+            request, request.prompt_ids[:-1], priority=priority, targets=targets, own_successors=True
+        )
 
     @staticmethod
     def of(request: Request, priority: Priority) -> InputScores | None:
@@ -36,12 +39,17 @@ class InputScores:
 
     def record(self, position: int, logprobs: list[float]) -> None:
         """The log-probability of the token behind ``position``."""
-        (self._logprobs[position + 1],) = logprobs
-
-    @property
-    def is_scored(self) -> bool:
-        return len(self._logprobs) == self._num_scored
+        (logprob,) = logprobs
+        if position + 1 < len(self.sequence.ids):
+            self.sequence.note_logprob(position + 1, logprob)
+        else:
+            self._last_logprob = logprob
 
     def logprobs(self) -> tuple[TokenLogprob, ...]:
-        """One for each token from the first that was asked for."""
-        return tuple((self._logprobs.get(i), self._ids[i]) for i in range(self._start, len(self._ids)))
+        """One for each token from the first that was asked for; once the last position is recorded."""
+        values = [value for _, part in self.sequence.logprobs for value in part.tolist()]
+        values.append(self._last_logprob)
+        assert math.inf not in values, "a token of the prompt is still to be scored"
+        first = len(self._ids) - len(values)
+        unscored: list[TokenLogprob] = [(None, self._ids[i]) for i in range(self._start, first)]
+        return (*unscored, *zip(values, self._ids[first:], strict=True))

@@ -74,8 +74,10 @@ class Scheduler:
         """Prefilled rows that decode, by priority."""
         self.cut: Sequence | None = None
         """The row whose prefill the last step's budget cut."""
-        self.held: list[Sequence] = []
-        """Scored rows whose path stays until their whole choice is decided."""
+        self.scoring: set[Sequence] = set()
+        """Scored rows whose last outputs have not come back."""
+        self.max_batch_tokens = config.max_batch_tokens
+        """Less than the config's once a step has not fit the device's memory."""
         self.num_in_flight = 0
         """Actions whose outputs have not come back."""
         self._planned: list[Sequence] = []
@@ -83,10 +85,11 @@ class Scheduler:
         self._prefill_fills = True
         """The latest step was at least half full of prefill."""
         self._num_promised = 0
+        self._num_added = 0
         self._num_finished = 0
         self._finished_tail = 0
         self._finished_max_tail = 0
-        self._pinned: RadixNode = self.tree.root
+        self._pinned: list[RadixNode] = []
         self._kept: dict[int, list[RadixNode]] = defaultdict(list)
         self._kept_ids: dict[int, TokenIds] = {}
         self._last_planned_ids: TokenIds = np.empty(0, dtype=np.int32)
@@ -95,6 +98,8 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queues a row that fits: len(ids) + max_tail <= num_slots is the caller's check."""
+        sequence.number = self._num_added
+        self._num_added += 1
         heapq.heappush(self._queue_of(sequence), sequence)
         self.counters.prompt_tokens += len(sequence.ids)
 
@@ -127,7 +132,7 @@ class Scheduler:
         later = rows[1:] if waits and self._prefill_fills else []
         self._decode_rows(rows[: len(rows) - len(later)], step)
         num_decoding, num_pieces, num_actions = step.num_tokens, len(step.pieces), len(step.actions)
-        budget = self.config.max_batch_tokens - num_decoding
+        budget = max(0, self.max_batch_tokens - num_decoding)
         if self.cut is not None:
             sequence, self.cut = self.cut, None
             budget = self._prefill(sequence, budget, step)
@@ -137,10 +142,10 @@ class Scheduler:
                 break
             heapq.heappop(self._queue_of(waiting))
             budget = self._prefill(waiting, budget, step)
-        self._prefill_fills = 2 * (step.num_tokens - num_decoding) >= self.config.max_batch_tokens
+        self._prefill_fills = 2 * (step.num_tokens - num_decoding) >= self.max_batch_tokens
         if (len(step.pieces), len(step.actions)) == (num_pieces, num_actions):
             self._decode_rows(later, step)
-        self._pin_next_planned()
+        self._pin_next()
         for action in step.actions:
             action.sequence.in_flight = True
         self.num_in_flight += len(step.actions)
@@ -158,7 +163,7 @@ class Scheduler:
 
     def num_ready(self) -> int:
         """Tokens that a step scheduled now could have, roughly; not more than a budget."""
-        budget = self.config.max_batch_tokens
+        budget = self.max_batch_tokens
         if self.cut is not None or (self._next_waiting() is not None and len(self.running) < self.config.max_rows):
             return budget
         return min(budget, sum(1 for s in self.running if not s.in_flight))
@@ -175,7 +180,7 @@ class Scheduler:
         return [s for s in rows if s not in ahead]
 
     def _decode_rows(self, rows: list[Sequence], step: Step) -> None:
-        probe_budget = self.config.max_batch_tokens - step.num_tokens - len(rows)
+        probe_budget = self.max_batch_tokens - step.num_tokens - len(rows)
         for sequence in rows:
             if sequence.node is not None and self._grow(sequence):  # else an earlier row made it pause
                 self._decode(sequence, step)
@@ -258,22 +263,11 @@ class Scheduler:
         if younger:
             self._pause(max(younger))
             return True
-        return self._is_head(sequence) and self._release_for_head(sequence)
+        return self._is_head(sequence) and self._unpin()
 
     def _is_head(self, sequence: Sequence) -> bool:
         others = (*self.running, *([self.cut] if self.cut else []), self._next_waiting())
         return all(other is None or other is sequence or sequence < other for other in others)
-
-    def _release_for_head(self, sequence: Sequence) -> bool:
-        """Unlocks what is held for nobody running; True if there was anything."""
-        others = [s for s in self.held if s.request is not sequence.request]
-        if self._pinned is self.tree.root and not others:
-            return False
-        self._unpin()
-        for other in others:
-            self.held.remove(other)
-            self._unlock(other)
-        return True
 
     def _pause(self, sequence: Sequence) -> None:
         """Drops the row's own slots and queues it again, with what it generated as part of its prompt."""
@@ -308,7 +302,7 @@ class Scheduler:
         self.tree.lock(node)
         while suffix_len + promised > self._available():
             alone = not step.pieces and not step.actions and not self.num_in_flight
-            if not (alone and self._release_for_head(sequence)):
+            if not (alone and self._unpin()):
                 assert not alone, "a row that was accepted must fit alone"
                 self.tree.unlock(node)
                 return False
@@ -342,12 +336,14 @@ class Scheduler:
         """Acts on the states that the tree has kept; prefill starts after the match, or at the first state it lacks."""
         assert sequence.node is not None
         sequence.num_cached = sequence.num_computed = matched
-        if matched <= sequence.needed_from:
+        first = sequence.needed_from
+        if sequence.own_successors:
+            sequence.open_logprobs()
+            first = sequence.first_unscored
+        if matched <= first:
             return
         states = {node.end: node.end_state for node in sequence.node.path()}
-        for position in sequence.action_positions:
-            if position >= matched:
-                return
+        for position in sequence.actions_in(first, matched):
             state = states.get(position + 1)
             if state is None:
                 sequence.num_computed = position
@@ -364,7 +360,7 @@ class Scheduler:
         if not sequence.is_prefilled:
             self.cut = sequence
         elif sequence.targets:
-            self.held.append(sequence)
+            self.scoring.add(sequence)
         else:
             insort(self.running, sequence)
         return budget - (end - start)
@@ -380,9 +376,15 @@ class Scheduler:
         step.pieces.append(piece)
         if end > matched:
             node.num_computed = end - node.start
-        for position in sequence.action_positions:
-            if start <= position < end:
-                self._act(sequence, self._keep_state(sequence, piece, position, step), position, step)
+        for position in sequence.actions_in(start, end):
+            if sequence.keeps_state(position):
+                row = self._keep_state(sequence, piece, position, step)
+            else:
+                row = StateRow(piece, position - start)
+            self._act(sequence, row, position, step)
+        for position in sequence.state_positions:
+            if start <= position < end and not sequence.acts_at(position):
+                self._keep_state(sequence, piece, position, step)
         prompt_len = len(sequence.request.prompt_ids) if not sequence.targets else len(sequence.ids)
         self.counters.computed_prompt_tokens += max(0, min(end, prompt_len) - start)
         self.counters.recomputed_tokens += num_again
@@ -401,6 +403,8 @@ class Scheduler:
         if sequence.probe is not None:
             targets, sequence.last_state = sequence.probe.root_targets, row
         step.actions.append(Action(sequence, row, position, targets))
+        if sequence.own_successors and position + 1 < len(sequence.ids):
+            sequence.note_logprob(position + 1, np.inf)
 
     def _count_recomputed(self, sequence: Sequence, matched: int) -> None:
         """Tokens that were in memory once and will be computed again."""
@@ -415,21 +419,32 @@ class Scheduler:
 
     # --- the planned path ---
 
-    def _pin_next_planned(self) -> None:
-        """Locks what the next planned request will find, so that neither pruning nor eviction takes it."""
-        node = self.tree.match_prefix(self._planned[0].ids)[0] if self._planned else self.tree.root
+    def _pin_next(self) -> None:
+        """Locks what the next rows will find, the planned one and the one that follows an earlier call, so that neither
+        pruning nor eviction takes it."""
+        queues = (self._planned, self._follow_ups)
+        heads = [queue[0].ids for queue in queues if queue and not queue[0].resumed]
+        nodes = [self._found(ids) for ids in heads]
+        if nodes != self._pinned:
+            for node in nodes:
+                self.tree.lock(node)
+            self._unpin()
+            self._pinned = nodes
+
+    def _found(self, ids: TokenIds) -> RadixNode:
+        node, _ = self.tree.match_prefix(ids)
         if node.num_computed < len(node.ids) and node.parent is not None:
             node = node.parent  # a cut row's own node: if that row pauses, its uncomputed part must be removable
-        if node is not self._pinned:
-            self.tree.lock(node)
-            self._unpin()
-            self._pinned = node
+        return node
 
-    def _unpin(self) -> None:
-        pinned, self._pinned = self._pinned, self.tree.root
-        self.tree.unlock(pinned)
-        if not self.config.retain:
-            self.tree.prune(pinned)
+    def _unpin(self) -> bool:
+        """Lets go of what the next rows would find; False if that was nothing."""
+        pinned, self._pinned = self._pinned, []
+        for node in pinned:
+            self.tree.unlock(node)
+            if not self.config.retain:
+                self.tree.prune(node)
+        return any(node is not self.tree.root for node in pinned)
 
     # --- what goes out ---
 
@@ -449,14 +464,26 @@ class Scheduler:
         self._drop_tail(sequence)
         self._unlock(sequence)
 
+    def finish_scored(self, sequence: Sequence) -> None:
+        """A scored row's last outputs are here; what its program may extend is kept until the choice is decided."""
+        self.scoring.remove(sequence)
+        if sequence.request.keep and not sequence.alone and not sequence.own_successors:
+            assert sequence.node is not None
+            sequence.kept = sequence.node
+            self.tree.keep(sequence.kept)
+        self._unlock(sequence)
+
     def finish_choice(self, sequences: list[Sequence], chosen: Sequence) -> None:
-        """All rows of one choice are scored."""
-        if chosen.request.keep and chosen.node is not None:
-            self._remember(chosen, chosen.node, chosen.ids)
+        """All rows of one choice are scored, and it is decided."""
         for sequence in sequences:
-            if sequence.node is not None:
-                self.held.remove(sequence)
-                self._unlock(sequence)
+            node, sequence.kept = sequence.kept, None
+            if node is None:
+                continue
+            if sequence is chosen:
+                self._kept[sequence.request.program_id].append(node)
+                self._kept_ids[sequence.request.program_id] = sequence.ids
+            else:
+                self._unkeep(node)
 
     def _keep(self, sequence: Sequence) -> None:
         """Moves the tail's slots into the tree below the prompt."""
@@ -481,9 +508,12 @@ class Scheduler:
         """The program makes no further call: what was kept for it may go."""
         self._kept_ids.pop(program_id, None)
         for node in self._kept.pop(program_id, ()):
-            self.tree.unkeep(node)
-            if not self.config.retain:
-                self.tree.prune(node)
+            self._unkeep(node)
+
+    def _unkeep(self, node: RadixNode) -> None:
+        self.tree.unkeep(node)
+        if not self.config.retain:
+            self.tree.prune(node)
 
     def _drop_tail(self, sequence: Sequence) -> None:
         self.pool.free(sequence.tail)
@@ -509,6 +539,6 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Every slot is free, cached or in use, exactly one of them."""
-        rows = [*self.running, *self.held, *([self.cut] if self.cut else [])]
+        rows = [*self.running, *self.scoring, *([self.cut] if self.cut else [])]
         assert self._num_promised == sum(s.reserved for s in rows)
         self.tree.check_integrity(sum(e.length for s in rows for e in s.tail))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -10,7 +12,7 @@ import numpy.typing as npt
 
 from sglbatch.engine.fsm.bitmask import Bitmask
 from sglbatch.engine.radix.slots import Extent, slot_ids, split_extents
-from sglbatch.engine.radix.tree import RadixNode
+from sglbatch.engine.radix.tree import RadixNode, TokenLogprobs
 from sglbatch.types import Generate, Priority, Request, TokenIds
 
 if TYPE_CHECKING:
@@ -50,6 +52,12 @@ class Sequence:
         ids: tokens to prefill: the prompt, and after a pause what had been generated too.
         targets: for scoring rows, token ids to score after each position; empty for generating rows.
         action_positions: positions whose final hidden states are needed, ascending.
+        state_positions: positions whose states the tree shall keep for other rows, when this one computes them.
+        own_successors: its targets are its own next tokens. Their log-probabilities stay with the tree's tokens.
+        logprobs: of those tokens of ``ids``, as (index of the first, values) of each tree node that they lie in.
+        alone: it stands without its request's prompt.
+        kept: a scored row's node, kept until its choice is decided.
+        number: in which order rows came to the scheduler; breaks ties.
         node: the tree node where ``ids`` end, locked while the row runs; None while it waits.
         num_cached: positions of ``ids`` whose keys and values were there when the row was admitted.
         num_computed: positions of ``ids`` that are dealt with; less than num_cached where states are computed again.
@@ -71,13 +79,21 @@ class Sequence:
         priority: Priority,
         targets: Mapping[int, tuple[int, ...]] | None = None,
         shared_len: int = 0,
+        own_successors: bool = False,
+        alone: bool = False,
     ) -> None:
         self.request = request
         self.ids = ids
         self.priority = priority
         self.targets = targets or {}
         self.action_positions = sorted(self.targets) or [len(ids) - 1]
+        self.state_positions: set[int] = set()
         self.shared_len = shared_len
+        self.own_successors = own_successors
+        self.alone = alone
+        self.logprobs: list[tuple[int, TokenLogprobs]] = []
+        self.kept: RadixNode | None = None
+        self.number = 0
         operation = request.operation
         self.max_tail = operation.max_tokens - 1 if isinstance(operation, Generate) and not self.targets else 0
         self.in_flight = False
@@ -100,11 +116,25 @@ class Sequence:
         self._own_slots: npt.NDArray[np.int64] = self.tail_slots
 
     def __lt__(self, other: Sequence) -> bool:
-        return self.priority < other.priority
+        return (self.priority, self.number) < (other.priority, other.number)
 
     @property
     def needed_from(self) -> int:
         return self.action_positions[0]
+
+    def actions_in(self, start: int, end: int) -> list[int]:
+        """The action positions from ``start`` to before ``end``."""
+        positions = self.action_positions
+        return positions[bisect_left(positions, start) : bisect_left(positions, end)]
+
+    def acts_at(self, position: int) -> bool:
+        return bool(self.actions_in(position, position + 1))
+
+    def keeps_state(self, position: int) -> bool:
+        """Whether the tree keeps the state of an action position: others may need all but a scored prompt's."""
+        if not self.own_successors:
+            return True
+        return position == len(self.ids) - 1 or position in self.state_positions
 
     @property
     def is_prefilled(self) -> bool:
@@ -119,6 +149,32 @@ class Sequence:
     def tail_left(self) -> int:
         """Most slots that this row can still need."""
         return self.max_tail - self.tail_len - self.num_folded
+
+    def open_logprobs(self) -> None:
+        """Finds the tree's places for the log-probabilities of its own next tokens; called with its node set."""
+        assert self.node is not None and self.own_successors
+        self.logprobs = []
+        first = self.needed_from + 1
+        for node in self.node.path():
+            if node.end > first:
+                if node.logprobs is None:
+                    node.logprobs = np.full(len(node.ids), np.nan, dtype=np.float32)
+                begin = max(node.start, first)
+                self.logprobs.append((begin, node.logprobs[begin - node.start :]))
+
+    def note_logprob(self, index: int, logprob: float) -> None:
+        """The log-probability of ``ids[index]``, given what comes before it."""
+        start, values = self.logprobs[bisect_right(self.logprobs, index, key=itemgetter(0)) - 1]
+        values[index - start] = logprob
+
+    @property
+    def first_unscored(self) -> int:
+        """The first position whose next token's log-probability nobody has computed or is about to."""
+        for start, values in self.logprobs:
+            unknown = np.isnan(values)
+            if unknown.any():
+                return start + int(unknown.argmax()) - 1
+        return len(self.ids) - 1
 
     def grow_tail(self, extents: list[Extent]) -> None:
         self.tail = self.tail + extents

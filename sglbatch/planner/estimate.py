@@ -26,8 +26,7 @@ class AnswerTokens:
         kv: the most KV slots behind the prompt; an answer's last token needs none.
         num_runs: how often the prompt enters the order, 1 but for a choice with several longer alternatives.
         run_tokens: tokens of all runs behind the prompt.
-        alone_tokens, unique_alone_tokens: of the runs that stand without the prompt (``types.unconditional_runs``), and
-            of their own radix tree: they are shared within one call only.
+        alone_tokens: of the runs that stand without the prompt (``types.unconditional_runs``).
     """
 
     generated: int
@@ -36,7 +35,6 @@ class AnswerTokens:
     num_runs: int = 1
     run_tokens: int = 0
     alone_tokens: int = 0
-    unique_alone_tokens: int = 0
 
     @staticmethod
     def of(operation: Operation) -> AnswerTokens:
@@ -44,8 +42,7 @@ class AnswerTokens:
             return AnswerTokens(operation.max_tokens, operation.max_tokens, operation.max_tokens - 1)
         runs = prefill_runs(NO_PROMPT, operation)
         run_tokens = sum(map(len, runs))
-        alone = unconditional_runs(operation)
-        alone_tokens = sum(map(len, alone))
+        alone_tokens = sum(map(len, unconditional_runs(operation)))
         return AnswerTokens(
             generated=0,
             context=max(map(len, operation.alternatives)),
@@ -53,7 +50,6 @@ class AnswerTokens:
             num_runs=len(runs),
             run_tokens=run_tokens,
             alone_tokens=alone_tokens,
-            unique_alone_tokens=_tree_size(alone),
         )
 
 
@@ -89,6 +85,11 @@ def unique_run_tokens(prompts: Sequence[TokenIds], operations: Sequence[Operatio
             unique += alone[operation]
         start = stop
     return unique
+
+
+def unique_alone_tokens(operations: Sequence[Operation]) -> int:
+    """Tokens of the radix tree of all calls' runs that stand without a prompt: they go first, and once."""
+    return _tree_size([run for operation in set(operations) for run in unconditional_runs(operation)])
 
 
 def _beyond_prompts(prompts: Sequence[TokenIds], operations: Sequence[Operation]) -> int:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sglbatch.errors import SglbatchError
-from sglbatch.planner.estimate import answer_tokens, unique_run_tokens
+from sglbatch.planner.estimate import answer_tokens, unique_alone_tokens, unique_run_tokens
 from sglbatch.planner.order import depth_first_order
 from sglbatch.types import Operation, TokenIds
 
@@ -176,7 +176,7 @@ def make_plan(prompts: Sequence[TokenIds], operations: Sequence[Operation] | Non
             for answer, prompt in zip(answers, prompts, strict=True)
         )
         unique_tokens += unique_run_tokens(prompts, operations, order, lcp)
-        unique_tokens += sum(answer.unique_alone_tokens for answer in answers)
+        unique_tokens += unique_alone_tokens(operations)
     return Plan(
         order=order,
         lcp=lcp,

@@ -11,13 +11,17 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from sglbatch.engine.radix.slots import Extent, SlotPool, slot_ids, split_extents
 from sglbatch.types import TokenIds
+
+TokenLogprobs: TypeAlias = npt.NDArray[np.float32]
+"""NaN where nobody has asked, infinite in a step whose outputs have not come back. Parts of a node that was split are
+views of the same memory, so whoever writes them need not know."""
 
 
 class RadixNode:
@@ -27,6 +31,7 @@ class RadixNode:
         num_computed: how many of the tokens have keys and values by the end of the current step.
         end_state: the final hidden state at the last token when a prompt ended here, else None. Owned by the
             engine, opaque to the tree; dropped with the node.
+        logprobs: of each token given everything before it, where prompts are scored; see ``TokenLogprobs``.
         num_keeps: programs that may still extend a path ending here.
     """
 
@@ -38,6 +43,7 @@ class RadixNode:
         "ids",
         "last_use",
         "lock_ref",
+        "logprobs",
         "num_computed",
         "num_keeps",
         "parent",
@@ -55,6 +61,7 @@ class RadixNode:
         self.num_computed = 0
         self.last_use = 0
         self.end_state: Any = None
+        self.logprobs: TokenLogprobs | None = None
         self._slots: npt.NDArray[np.int64] | None = None
 
     @property
@@ -140,6 +147,8 @@ class RadixTree:
         node.parent, node.start = upper, node.start + offset
         node.ids, node.extents, node._slots = node.ids[offset:], rest, None
         node.num_computed -= upper.num_computed
+        if node.logprobs is not None:
+            upper.logprobs, node.logprobs = node.logprobs[:offset], node.logprobs[offset:]
         self.num_nodes += 1
         return upper
 
