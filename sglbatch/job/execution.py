@@ -23,7 +23,7 @@ from sglbatch.job.rows import FinishedRow
 from sglbatch.job.signals import Stopped, StopRequest
 from sglbatch.lang.calls import PendingCall
 from sglbatch.lang.driver import Driver
-from sglbatch.lang.program import Program
+from sglbatch.lang.row_program import RowProgram
 from sglbatch.models import LocalModel
 from sglbatch.planner import Plan
 from sglbatch.tokenizer import Tokenizer
@@ -70,7 +70,7 @@ class Execution:
         self._on_finished = on_finished
         self._after_step = after_step
         self._with_transcript = with_transcript
-        self._live: dict[int, Program] = {}
+        self._live: dict[int, RowProgram] = {}
         self.notes: Counter[str] = Counter()
         """What had to be changed in rows' values to keep them, by kind."""
 
@@ -89,7 +89,7 @@ class Execution:
         """
         keys = RowKeys(self._prepared.config.id_column)
         calls: list[PendingCall] = []
-        started: list[Program] = []
+        started: list[RowProgram] = []
         for row, key in rows:
             self._stop.check()
             program = self._start(row, key, keys)
@@ -128,7 +128,7 @@ class Execution:
             self._take_ended(self._driver.keep(backend.drain(DRAIN_S)))
             self._after_step()
 
-    def _step(self) -> list[Program]:
+    def _step(self) -> list[RowProgram]:
         try:
             return self._driver.step()
         except BackendStopped as stopped:
@@ -138,7 +138,7 @@ class Execution:
     def num_live(self) -> int:
         return len(self._live)
 
-    def _start(self, row: Row, key: str | None, keys: RowKeys) -> Program | None:
+    def _start(self, row: Row, key: str | None, keys: RowKeys) -> RowProgram | None:
         """The row's program, running; None when the row ended at once."""
         if row.values is None:
             assert row.error is not None
@@ -152,14 +152,14 @@ class Execution:
         self._driver.add(program)
         return None if self._take_ended([program]) else program
 
-    def _collect(self, started: list[Program], *, run_outside: bool) -> list[PendingCall]:
+    def _collect(self, started: list[RowProgram], *, run_outside: bool) -> list[PendingCall]:
         calls = self._driver.collect(run_outside=run_outside)
         self._take_ended(started)
         started.clear()
         self._after_step()
         return calls
 
-    def _take_ended(self, programs: Iterable[Program]) -> int:
+    def _take_ended(self, programs: Iterable[RowProgram]) -> int:
         """Hands on those that have ended and were not handed on before; returns how many."""
         num_ended = 0
         for program in programs:
@@ -168,7 +168,7 @@ class Execution:
                 self._on_finished(self._finished_row(program))
         return num_ended
 
-    def _finished_row(self, program: Program) -> FinishedRow:
+    def _finished_row(self, program: RowProgram) -> FinishedRow:
         outcome = program.outcome
         return FinishedRow(
             index=program.program_id,

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
 from sglbatch.data import check_collisions
 from sglbatch.errors import SglbatchError
 from sglbatch.job.identity import RowKeys
 from sglbatch.job.prepare import Prepared
 from sglbatch.job.writing import extra_columns, kept_columns
-from sglbatch.lang.environment import Environment
 from sglbatch.lang.graph import Graph
 from sglbatch.lang.trace import trace_program
 from sglbatch.planner.foresight import CallTokens, Foresight, check_trace, spread
@@ -26,10 +24,10 @@ COMPARED_ROWS: Final = 20_000
 def foresee(ready: Prepared) -> Foresight:
     """The program's graph, whether it can be relied on, and then the tokens of all its calls."""
     function = ready.template.function
-    environment = _environment(ready)
+    environment = ready.environment
     trace = trace_program(function, {}, environment)
     num_rows = len(ready.rows)
-    checked = [arguments for index in spread(num_rows) if (arguments := _arguments(ready, index)) is not None]
+    checked = [arguments for index in spread(num_rows) if (arguments := ready.arguments(index)) is not None]
     distrusted = check_trace(trace, function, checked, environment, ready.compiler)
     if distrusted is not None:
         return Foresight(graph=trace.graph, distrusted=distrusted, num_rows=num_rows)
@@ -46,35 +44,27 @@ def foresee(ready: Prepared) -> Foresight:
     )
 
 
-def _environment(ready: Prepared) -> Environment:
-    config = ready.config
-    environment = ready.dialect.environment(
-        seed=config.seed, parse_special=config.parse_special, max_calls=config.max_calls_per_row
-    )
-    return replace(environment, reorder=config.reorder)
-
-
 def suggest(ready: Prepared) -> Movement | None:
     """What another order of the template's text would save; None without a tokenizer to count with."""
     tokenizer = ready.tokenizer
     if tokenizer is None:
         return None
-    trace = trace_program(ready.template.function, {}, _environment(ready))
-    found = (_arguments(ready, index) for index in spread(len(ready.rows), COMPARED_ROWS))
+    trace = trace_program(ready.template.function, {}, ready.environment)
+    found = (ready.arguments(index) for index in spread(len(ready.rows), COMPARED_ROWS))
     rows = [arguments for arguments in found if arguments is not None]
     return movement_of(trace.graph, rows, lambda text: len(tokenizer.encode(text)), order_free=trace.order_free)
 
 
 def graph_of(ready: Prepared) -> Graph:
     """The program as it is traced under the job's chat template."""
-    return trace_program(ready.template.function, {}, _environment(ready)).graph
+    return trace_program(ready.template.function, {}, ready.environment).graph
 
 
 def check_reorder(ready: Prepared) -> None:
     """Raises SglbatchError ``bad-option`` where ``--reorder`` names what the template does not mark as order-free."""
     if not ready.config.reorder:
         return
-    free = trace_program(ready.template.function, {}, _environment(ready)).order_free
+    free = trace_program(ready.template.function, {}, ready.environment).order_free
     for name in ready.config.reorder:
         if name not in free:
             raise SglbatchError(
@@ -92,18 +82,9 @@ def check_kept(ready: Prepared) -> None:
     """
     kept = kept_columns(ready.config, ready.inputs.columns)
     if kept:
-        nodes = trace_program(ready.template.function, {}, _environment(ready)).graph.nodes
+        nodes = trace_program(ready.template.function, {}, ready.environment).graph.nodes
         answers = [str(node.value) for node in nodes if node.stream == 0 and node.kind in {"Gen", "Select"}]
         check_collisions(kept, [*answers, *extra_columns(ready.config)], ready.config.keep_prefix)
-
-
-def _arguments(ready: Prepared, index: int) -> Mapping[str, Any] | None:
-    """A row's arguments; None where it cannot run."""
-    values = ready.rows.get(index).values
-    if values is None:
-        return None
-    arguments = ready.binding.arguments(values)
-    return arguments if ready.binding.null_error(arguments) is None else None
 
 
 def _rehearse(ready: Prepared, sample: Sequence[int], *, longest: bool) -> tuple[int, CallTokens]:

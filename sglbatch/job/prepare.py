@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,20 @@ from sglbatch.job.writing import kept_columns
 from sglbatch.lang.calls import CallMemo
 from sglbatch.lang.dialect import Dialect, TokenDialect
 from sglbatch.lang.driver import Driver
+from sglbatch.lang.environment import Environment
+from sglbatch.lang.guard import Guard
 from sglbatch.lang.program import Program
+from sglbatch.lang.row_program import RowProgram
 from sglbatch.lang.sampling import SamplingOverride
 from sglbatch.lang.schemas import Record
+from sglbatch.lang.scripts import Scripts
 from sglbatch.lang.template import Binding, Template
 from sglbatch.lang.template_file import load_template
 from sglbatch.models import LocalModel, resolve_model
+from sglbatch.planner.foresight import spread
+from sglbatch.planner.made_up import VARIANTS, MadeUpAnswers
 from sglbatch.tokenizer import Tokenizer
+from sglbatch.types import ErrorInfo
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +80,46 @@ class Prepared:
             reorder=self.config.reorder,
         )
 
-    def program(self, values: dict[str, Any], *, program_id: int, row_key: str) -> Program:
+    @cached_property
+    def environment(self) -> Environment:
+        """What the job's programs share; the same as their driver's."""
+        config = self.config
+        environment = self.dialect.environment(
+            seed=config.seed, parse_special=config.parse_special, max_calls=config.max_calls_per_row
+        )
+        return replace(environment, reorder=config.reorder)
+
+    @cached_property
+    def scripts(self) -> Scripts:
+        """What is known of the program from its trace, held to the function itself on rows spread over the data."""
+        function, environment = self.template.function, self.environment
+        guard = Guard.of_template(function.strings(), environment)
+        scripts = Scripts(function, self._function_of, environment=environment, guard=guard)
+        found = (self.arguments(index) for index in spread(len(self.rows)))
+        answers = [MadeUpAnswers(variant, self.compiler) for variant in range(VARIANTS)]
+        scripts.learn([arguments for arguments in found if arguments is not None], answers)
+        return scripts
+
+    def arguments(self, index: int) -> Mapping[str, Any] | None:
+        """A row's arguments; None where it cannot run."""
+        values = self.rows.get(index).values
+        if values is None:
+            return None
+        arguments = self.binding.arguments(values)
+        return arguments if self.binding.null_error(arguments) is None else None
+
+    def program(self, values: dict[str, Any], *, program_id: int, row_key: str) -> RowProgram:
+        """The program of one row; a row with an unexpected null ends with that error at once."""
+        arguments = self.binding.arguments(values)
+        error = self.binding.null_error(arguments)
+        if error is None:
+            return self.scripts.program(arguments, program_id, row_key)
+        return self._function_of(arguments, program_id, row_key, error)
+
+    def _function_of(
+        self, arguments: Mapping[str, Any], program_id: int, row_key: str, error: ErrorInfo | None = None
+    ) -> Program:
+        """The program of one row that runs the function."""
         config = self.config
         forced = SamplingOverride(
             temperature=config.temperature,
@@ -81,7 +128,15 @@ class Prepared:
             allow_unenforced=config.allow_unenforced or None,
             choice_decoding=None if config.choice_decoding == "exact" else config.choice_decoding,
         )
-        return self.binding.program(values, program_id=program_id, row_key=row_key, forced=forced, record=self.record)
+        return Program(
+            self.template.function,
+            arguments,
+            program_id=program_id,
+            row_key=row_key,
+            forced=forced,
+            record=self.record,
+            error=error,
+        )
 
     @property
     def data_identity(self) -> list[list[Any]]:

@@ -14,7 +14,7 @@ CLOSE: Final = "\ue0f4"
 _PLACEHOLDER: Final = re.compile(f"{OPEN}([^{CLOSE}]*){CLOSE}")
 _ALLOWED: Final = frozenset(
     {"__new__", "__init__", "__class__", "__doc__", "__getattribute__", "__setattr__", "__delattr__", "__dir__"}
-    | {"__repr__", "__str__", "__format__", "__init_subclass__", "__subclasshook__", "__reduce__", "__reduce_ex__"}
+    | {"__str__", "__format__", "__init_subclass__", "__subclasshook__", "__reduce__", "__reduce_ex__"}
     | {"__getnewargs__", "__getstate__", "__sizeof__"}
 )
 
@@ -70,10 +70,26 @@ class Abstract(str):
         raise TraceStop(f"branches on {self.what}")
 
 
-def _refusing(name: str) -> Callable[..., Any]:
-    comparing = name in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__contains__")
+class AbstractNumber:
+    """A number that is not known: it can be put into text, and nothing else."""
 
-    def method(self: Abstract, *_: Any, **__: Any) -> Any:
+    def __init__(self, name: str, what: str) -> None:
+        self.name = name
+        self.what = what
+
+    def __str__(self) -> str:
+        return placeholder(self.name)
+
+    def __format__(self, spec: str) -> str:
+        if spec:
+            raise TraceStop(f"formats {self.what} as {spec!r}")
+        return placeholder(self.name)
+
+
+def _refusing(name: str) -> Callable[..., Any]:
+    comparing = name in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__contains__", "__bool__")
+
+    def method(self: Abstract | AbstractNumber, *_: Any, **__: Any) -> Any:
         raise TraceStop(f"branches on {self.what}" if comparing else f"looks into {self.what} ({name.strip('_')})")
 
     return method
@@ -82,6 +98,8 @@ def _refusing(name: str) -> Callable[..., Any]:
 for _name in dir(str):
     if _name not in _ALLOWED and _name not in vars(Abstract):
         setattr(Abstract, _name, _refusing(_name))
+for _name in {*dir(int), *dir(float)} - _ALLOWED:
+    setattr(AbstractNumber, _name, _refusing(_name))
 
 
 def placeholder(name: str) -> str:
@@ -100,6 +118,15 @@ def parts(text: str) -> Iterator[tuple[bool, str]]:
             yield bool(i % 2), part
 
 
-def has_placeholder(value: object) -> bool:
-    """Any string in ``value`` (as its repr shows it) depends on an unknown value."""
+def has_placeholder(text: str) -> bool:
+    """The text depends on an unknown value."""
+    return OPEN in plain(text)
+
+
+def shows_placeholder(value: object) -> bool:
+    """A string in ``value`` (as its repr shows it) depends on an unknown value.
+
+    Raises:
+        TraceStop: one is such a value.
+    """
     return OPEN in repr(value) or repr(OPEN).strip("'") in repr(value)

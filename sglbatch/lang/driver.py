@@ -25,7 +25,7 @@ from sglbatch.lang.dialect import Dialect, Form, TokenDialect
 from sglbatch.lang.environment import LanguageTokenizer, TellsPartialTexts
 from sglbatch.lang.guard import Guard
 from sglbatch.lang.outside import OutsidePool
-from sglbatch.lang.program import Program
+from sglbatch.lang.row_program import RowProgram
 from sglbatch.lang.schemas import Checks
 from sglbatch.types import (
     Backend,
@@ -88,18 +88,18 @@ class Driver:
         environment = dialect.environment(seed=seed, parse_special=parse_special, max_calls=max_calls_per_row)
         self._environment = replace(environment, reorder=reorder)
         self._guards: dict[SglFunction, Guard] = {}
-        self._programs: dict[int, Program] = {}
-        self._live: dict[int, Program] = {}
-        self._asked: list[tuple[Program, ModelCall]] = []
-        self._outside_asked: list[tuple[Program, OutsideCall]] = []
-        self._outside_unknown: list[tuple[Program, OutsideCall, str]] = []  # with its key: to be made
+        self._programs: dict[int, RowProgram] = {}
+        self._live: dict[int, RowProgram] = {}
+        self._asked: list[tuple[RowProgram, ModelCall]] = []
+        self._outside_asked: list[tuple[RowProgram, OutsideCall]] = []
+        self._outside_unknown: list[tuple[RowProgram, OutsideCall, str]] = []  # with its key: to be made
         self._outside = OutsidePool(max_outside_calls)
         self._outside_keys: dict[tuple[int, CallPath], str] = {}
         self._in_flight: dict[str, PendingCall] = {}
         self._checks = Checks()
         self._requests: dict[int, PendingCall] = {}
         self._made: set[str] = set()
-        self._finished: list[Program] = []
+        self._finished: list[RowProgram] = []
         self._used_backend: set[int] = set()
         self._next_request_id = 0
         self._next_position: int | None = None
@@ -126,7 +126,7 @@ class Driver:
         """The backend, where it is made after planning."""
         self._backend = backend
 
-    def add(self, program: Program) -> None:
+    def add(self, program: RowProgram) -> None:
         """Run a program to its first missing answers.
 
         Raises:
@@ -180,7 +180,7 @@ class Driver:
         self.calls_made += len(calls)
         self._backend.submit([self._request(call) for call in calls])
 
-    def step(self) -> list[Program]:
+    def step(self) -> list[RowProgram]:
         """One step of the backend, and everything that follows from its results.
 
         Returns:
@@ -205,7 +205,7 @@ class Driver:
         )
         return finished
 
-    def keep(self, results: Sequence[Result]) -> list[Program]:
+    def keep(self, results: Sequence[Result]) -> list[RowProgram]:
         """Take the last answers of a run that is to end: what follows from them is not asked any more.
 
         Returns:
@@ -228,11 +228,10 @@ class Driver:
 
     def _guard_of(self, function: SglFunction) -> Guard:
         if function not in self._guards:
-            specials = () if self._environment.parse_special else self._environment.specials
-            self._guards[function] = Guard.of(function.strings(), specials)
+            self._guards[function] = Guard.of_template(function.strings(), self._environment)
         return self._guards[function]
 
-    def _follow(self, program: Program) -> None:
+    def _follow(self, program: RowProgram) -> None:
         """Take what a program has asked for, or its end, after it has run."""
         calls = program.take_calls()
         if program.done:
@@ -264,7 +263,7 @@ class Driver:
 
     # --- questions ---
 
-    def _resolve(self, asked: Sequence[tuple[Program, ModelCall]]) -> list[PendingCall]:
+    def _resolve(self, asked: Sequence[tuple[RowProgram, ModelCall]]) -> list[PendingCall]:
         """Tokenise calls, answer those that are known, and return the distinct new ones."""
         forms = self._dialect.forms([call for _, call in asked])
         new: list[PendingCall] = []
@@ -276,7 +275,7 @@ class Driver:
                 self._deliver(program.program_id, call.path, Result(request_id=-1, error=info), call.position)
         return new
 
-    def _pending(self, program: Program, call: ModelCall, form: Form) -> list[PendingCall]:
+    def _pending(self, program: RowProgram, call: ModelCall, form: Form) -> list[PendingCall]:
         material = None if form.operation.greedy else (self._seed, program.row_key, call.path)
         key = call_key(
             model_identity=self._model_identity,
@@ -392,9 +391,9 @@ class Driver:
             self._deliver(program_id, path, answer, None)
 
 
-def _batches(asked: list[tuple[Program, ModelCall]]) -> Iterable[list[tuple[Program, ModelCall]]]:
+def _batches(asked: list[tuple[RowProgram, ModelCall]]) -> Iterable[list[tuple[RowProgram, ModelCall]]]:
     """Calls in groups of about ``_ENCODE_PROMPTS`` prompts."""
-    batch: list[tuple[Program, ModelCall]] = []
+    batch: list[tuple[RowProgram, ModelCall]] = []
     size = 0
     for item in asked:
         question = item[1].question

@@ -13,9 +13,10 @@ from sglbatch.errors import SglbatchError
 from sglbatch.lang.caching import cache_prefix
 from sglbatch.lang.dialect import environment_of
 from sglbatch.lang.environment import LanguageBackend
+from sglbatch.lang.function_run import current_program
 from sglbatch.lang.global_config import global_config
 from sglbatch.lang.guard import strings_of_files, strings_of_function
-from sglbatch.lang.program import NO_OVERRIDE, Program, current_program
+from sglbatch.lang.program import NO_OVERRIDE, Program
 from sglbatch.lang.running import RUN_OPTIONS, check_options, run_many, run_one, with_progress
 from sglbatch.lang.sampling import OPTIONS, SamplingOverride, override_of
 from sglbatch.lang.state import ProgramState

@@ -11,11 +11,21 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FunctionType
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from sglbatch.errors import CallError, SglbatchError
 
 GUARD: Final = "\ue0f0"
+
+
+class Specials(Protocol):
+    """The part of an environment that a guard needs."""
+
+    @property
+    def parse_special(self) -> bool: ...
+
+    @property
+    def specials(self) -> Iterable[str]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +52,11 @@ class Guard:
             if any(text.endswith(token[:cut]) for text in constants)
         }
         return Guard(written, frozenset(openings))
+
+    @staticmethod
+    def of_template(strings: Iterable[str], environment: Specials) -> Guard:
+        """The guard of a template with these string constants, in the run of this environment."""
+        return Guard.of(strings, () if environment.parse_special else environment.specials)
 
     def protect(self, value: Any) -> Any:
         """``value`` with every string in it made harmless; lists, tuples and dicts are copied.

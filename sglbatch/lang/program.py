@@ -1,28 +1,30 @@
-"""One row's program: the function in a greenlet, its streams, and the answers it has had so far."""
+"""One row's program: its function as it runs, its streams, and the answers it has had so far."""
 
 from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from greenlet import GreenletExit, getcurrent, greenlet
-
 from sglbatch.errors import CallError, SglbatchError
-from sglbatch.lang.abstract import Abstract, TraceStop
+from sglbatch.lang.abstract import TraceStop
 from sglbatch.lang.calls import Answer, Call, ModelCall, OutsideAnswer, OutsideCall, ProgramError
 from sglbatch.lang.environment import Environment
 from sglbatch.lang.expressions import TemplateError
+from sglbatch.lang.function_run import FunctionRun, GreenletRun, current_program
 from sglbatch.lang.guard import Guard, strip_guard
 from sglbatch.lang.meta_info import TokenText
 from sglbatch.lang.misuse import misused_primitive
+from sglbatch.lang.operations import Operation
 from sglbatch.lang.outcome import Outcome, describe, outcome_of, template_line
 from sglbatch.lang.sampling import Sampling, SamplingOverride
 from sglbatch.lang.schemas import Record
+from sglbatch.lang.script import Script, ScriptRun
 from sglbatch.lang.state import ProgramState
 from sglbatch.lang.stream import Stream
+from sglbatch.lang.waits import Ready
 from sglbatch.lang.writer import Writer
 from sglbatch.types import CallPath, ErrorInfo, Result
 
@@ -33,10 +35,19 @@ NO_OVERRIDE = SamplingOverride()
 
 
 class Tracer(Protocol):
-    """Watches a program that runs on abstract values."""
+    """Watches a program that runs on abstract values. Every method may raise TraceStop."""
 
-    def wrap(self, value: Any) -> Any:
-        """What the program may read instead of ``value``."""
+    def wrap(self, value: Any, stream: Stream, name: str | None) -> Any:
+        """What the program may read instead of a variable's value, or of a stream's text (no name)."""
+
+    def added(self, stream: Stream, operation: Operation) -> None:
+        """The program adds this."""
+
+    def waits(self, ready: Ready) -> None:
+        """The program cannot go on before this."""
+
+    def ends(self, returned: Any) -> None:
+        """The program's function has returned this."""
 
 
 class Feed(Protocol):
@@ -47,19 +58,11 @@ class Feed(Protocol):
     def partial_text(self, program_id: int, path: CallPath) -> str: ...
 
 
-class ProgramGreenlet(greenlet):  # type: ignore[misc]  # greenlet is not typed here
-    """The greenlet that runs a program's function; it knows its program."""
-
-    def __init__(self, program: Program) -> None:
-        super().__init__(program.run_function)
-        self.program = program
-
-
 class Program:
     """A function over one row. The driver starts it and delivers its answers.
 
-    The function runs in a greenlet; its streams advance whenever it waits or has ended, never beside it, so which
-    calls exist at each point depends on the row and the answers alone.
+    The function's streams advance whenever it waits or has ended, never beside it, so which calls exist at each point
+    depends on the row and the answers alone. Where it has a script, the script runs in its place, as far as it goes.
 
     Args:
         arguments: parameter name -> value, as data (they are guarded here).
@@ -98,6 +101,8 @@ class Program:
         self.parked = False
         self.tracer: Tracer | None = None
         """Set before the start where the program is only traced."""
+        self.script: tuple[Script, dict[str, Any]] | None = None
+        """Set before the start where the function is known by its script, with what the script's holes stand for."""
         self.feed: Feed | None = None
         """The driver, for a reader outside who waits; None where nobody may."""
         self.turn = 0
@@ -119,9 +124,8 @@ class Program:
         self._streams: list[Stream] = []
         self._touched: deque[Stream] = deque()
         self._waiting: dict[CallPath, Stream | None] = {}
-        self._ready: Callable[[], bool] | None = None
-        self._greenlet: ProgramGreenlet | None = None
-        self._closing = False
+        self._ready: Ready | None = None
+        self._function_run: FunctionRun | None = None
         self._rng: random.Random | None = None
         self.state: ProgramState | None = None
 
@@ -134,7 +138,7 @@ class Program:
         self._run()
 
     @property
-    def streams(self) -> Sequence[Stream]:
+    def streams(self) -> list[Stream]:
         """The root's, and those of its branches in the order in which they were made."""
         return self._streams
 
@@ -170,43 +174,65 @@ class Program:
         return self.state
 
     def park(self) -> None:
-        """Give up the greenlet and the streams; the next answer runs the function again from its start.
+        """Give up the function's run and the streams; the next answer runs the function again from its start.
 
         The answers it has had are fed to it again, so the function must not depend on anything else that changes.
         """
         assert not self.done, "a program that has ended cannot be parked"
-        self._close_greenlet()
+        self._close()
         self._reset()
+        self.parked = True
+
+    def park_before_start(self, environment: Environment, guard: Guard, asked: Mapping[CallPath, str]) -> None:
+        """Stand as if the program had been started, had asked for these calls (path -> name) and had been parked."""
+        self.environment = environment
+        self.guard = guard
+        self._asked.update(asked)
         self.parked = True
 
     def _run(self) -> None:
         self._streams = []
         root = self.new_stream(())
         root.started = True
-        self.state = ProgramState(self, Writer(self, root), self.function.defaults)
-        if self._error is None:
-            self._greenlet = ProgramGreenlet(self)
-        else:
+        if self._error is not None:
             self.function_ended = True
             self._raised = self._error
+        elif self.script is not None:
+            self._function_run = ScriptRun(self.script, self)
+        else:
+            self._function_run = GreenletRun(self)
+        if self.script is None:
+            self.state = ProgramState(self, Writer(self, root), self.function.defaults)
         self._advance()
 
     def _advance(self) -> None:
         while True:
             while self._touched:
                 self._touched.popleft().advance()
+            if self.script is not None and self._leaves_script():
+                break
             if self.function_ended or not (self._ready is None or self._ready()):
                 break
             self._switch()
+        if self.script is not None and self._leaves_script():
+            self.script = None
+            self.park()
+            self.parked = False
+            self._run()
+            return
         assert self._waiting or self.function_ended, "a program waits for something that nobody will answer"
         if self.function_ended and not self._waiting:
             self._finish()
 
+    def _leaves_script(self) -> bool:
+        """From here on only the function itself says what comes: a branch has failed, or a value is not as recorded."""
+        run = self._function_run
+        return (run is not None and run.left_off) or any(stream.error is not None for stream in self._streams)
+
     def _switch(self) -> None:
-        assert self._greenlet is not None
+        assert self._function_run is not None
         self._ready = None
-        self._greenlet.parent = getcurrent()
-        self._greenlet.switch()
+        self._function_run.resume()
 
     def _finish(self) -> None:
         root = self._streams[0]
@@ -216,36 +242,35 @@ class Program:
         returned = None if isinstance(self.returned, ProgramState) else self.returned
         self.outcome = outcome_of(root, returned=returned, error=error, results=results)
         self.done = True
-        self._close_greenlet()
+        self._close()
         self._answers.clear()
         self._asked.clear()
         if not self._keep_state:
             self._streams = []
             self.state = None
 
-    def _close_greenlet(self) -> None:
-        if self._greenlet is not None and not self._greenlet.dead:
-            self._closing = True
-            self._greenlet.parent = getcurrent()
-            self._greenlet.throw(GreenletExit)
-            self._closing = False
-        self._greenlet = None
+    def _close(self) -> None:
+        if self._function_run is not None:
+            self._function_run.close()
+        self._function_run = None
 
     # --- the function's side ---
 
     def run_function(self) -> None:
-        """Body of the greenlet. KeyboardInterrupt is for the whole process and passes on."""
+        """Call the author's function. KeyboardInterrupt is for the whole process and passes on."""
         assert self.state is not None
         try:
             arguments = {name: self._protect_argument(name, value) for name, value in self.arguments.items()}
             self.returned = self.function.invoke(self.state, arguments)
             self.state.ret_value = self.returned
+            if self.tracer is not None:
+                self.tracer.ends(self.returned)
         except (Exception, SystemExit) as error:  # noqa: BLE001  a row's code may raise anything; it is that row's error
             self._raise(error)
         self.function_ended = True
 
     def _protect_argument(self, name: str, value: Any) -> Any:
-        if isinstance(value, Abstract):
+        if self.tracer is not None:
             return value
         try:
             return self.guard.protect(value)
@@ -273,24 +298,34 @@ class Program:
             stream.fail(error)
         self._waiting.clear()
 
-    def wait(self, ready: Callable[[], bool]) -> None:
-        """Leave the greenlet until ``ready()``; every reading of a value comes through here."""
+    def wait(self, ready: Ready) -> None:
+        """Go on only when ``ready()``; every reading of a value comes through here."""
         self.turn += 1
+        if self.tracer is not None:
+            self.tracer.waits(ready)
         if ready():
             return
         if self.is_inside:
-            if self._closing:
-                raise GreenletExit
-            self._ready = ready
-            getcurrent().parent.switch()
+            self.hold(ready)
+            assert isinstance(self._function_run, GreenletRun)
+            self._function_run.leave()
             return
         while not ready() and not self.done:
             self.step()
 
+    def hold(self, ready: Ready) -> None:
+        """Resume the function only when this is so."""
+        self._ready = ready
+
+    def end_function(self, returned: Any) -> None:
+        """The function has returned this."""
+        self.returned = returned
+        self.function_ended = True
+
     @property
     def is_inside(self) -> bool:
         """The caller is the program's own function."""
-        return self._greenlet is not None and getcurrent() is self._greenlet
+        return self._function_run is not None and self._function_run.is_inside
 
     def step(self) -> None:
         """Go on, for a reader outside of a program that was started with ``stream=True``."""
@@ -303,9 +338,14 @@ class Program:
         if not self.done:
             self.feed.step()
 
-    def traced(self, value: Any) -> Any:
+    def traced(self, value: Any, stream: Stream, name: str | None) -> Any:
         """What the function reads: the value, or in a trace an abstract one."""
-        return value if self.tracer is None else self.tracer.wrap(value)
+        return value if self.tracer is None else self.tracer.wrap(value, stream, name)
+
+    def added(self, stream: Stream, operation: Operation) -> None:
+        """Told of what is added to a stream that keeps a log."""
+        if self.tracer is not None:
+            self.tracer.added(stream, operation)
 
     def no_trace(self, what: str) -> None:
         """Raises TraceStop in a trace, which cannot know what the program gets."""
@@ -417,9 +457,3 @@ class Program:
             message=f"run again on the same row, the function asks for {call.name!r} where it asked for {before!r} "
             "(take random numbers from s.rng, and clock, files and network through sgl.call)",
         )
-
-
-def current_program() -> Program | None:
-    """The program in whose function the caller runs."""
-    running = getcurrent()
-    return running.program if isinstance(running, ProgramGreenlet) else None

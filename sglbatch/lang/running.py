@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,7 +36,7 @@ def run_one(function: SglFunction, arguments: dict[str, Any], options: Mapping[s
     if options.get("stream", False):
         program.feed = driver
         return state
-    return next(_in_order(driver, 1)).state_after()
+    return next(_in_order(driver, [program])).state_after()
 
 
 def run_many(
@@ -44,8 +45,8 @@ def run_many(
     """The states of finished programs, in the order of ``rows``, each as soon as it and those before it have ended."""
     if options.get("stream", False):
         raise SglbatchError("unsupported-argument", "run_batch has no argument 'stream'", hint="generator_style=True")
-    driver, _ = _start(function, rows, options)
-    return (program.state_after() for program in _in_order(driver, len(rows)))
+    driver, programs = _start(function, rows, options)
+    return (program.state_after() for program in _in_order(driver, programs))
 
 
 def with_progress(states: Iterator[ProgramState], number: int) -> Iterator[ProgramState]:
@@ -80,12 +81,12 @@ def driver_of(backend: LanguageBackend, *, seed: int = 0) -> Driver:
     )
 
 
-def _in_order(driver: Driver, number: int) -> Iterator[Program]:
-    early: dict[int, Program] = {}
-    for i in range(number):
-        while i not in early:
-            early.update((program.program_id, program) for program in driver.step())
-        program = early.pop(i)
+def _in_order(driver: Driver, programs: Sequence[Program]) -> Iterator[Program]:
+    waiting = deque(programs)
+    while waiting:
+        program = waiting.popleft()
+        while not program.done:
+            driver.step()
         if global_config.verbosity >= 2:
             print(program.outcome.transcript)
         yield program

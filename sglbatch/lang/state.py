@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import random
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -19,6 +19,7 @@ from sglbatch.lang.primitives import role
 from sglbatch.lang.sampling import SamplingOverride
 from sglbatch.lang.stream import Stream
 from sglbatch.lang.variables import Variable
+from sglbatch.lang.waits import Drained, Ready, Settled
 from sglbatch.lang.writer import Session, Writer
 from sglbatch.types import ErrorInfo
 
@@ -30,13 +31,13 @@ class RunningProgram(Session, Protocol):
     outcome: Outcome
     exception: BaseException | None
 
-    def wait(self, ready: Callable[[], bool]) -> None: ...
+    def wait(self, ready: Ready) -> None: ...
 
     def handled(self, error: ErrorInfo) -> None: ...
 
     def step(self) -> None: ...
 
-    def traced(self, value: Any) -> Any: ...
+    def traced(self, value: Any, stream: Stream, name: str | None) -> Any: ...
 
     def no_trace(self, what: str) -> None: ...
 
@@ -166,7 +167,7 @@ class ProgramState:
         assigned = self._stream.last_assign.get(name)
         if assigned is not None:
             return assigned.value
-        return self._readable(self._variable(name))
+        return self._readable(self._variable(name), name)
 
     def get_meta_info(self, name: str) -> Any:
         """What is known of the call that set ``name``, a dict: token counts, finish reason, log-probabilities where it
@@ -179,7 +180,7 @@ class ProgramState:
         return copy.deepcopy(meta)
 
     def __contains__(self, name: str) -> bool:
-        self._program.wait(lambda: self._stream.settled(name))
+        self._program.wait(Settled(self._stream, name))
         if self._stream.error is not None and name in self._stream.lost:
             self._raise_error()
         return name in self._stream.variables
@@ -204,14 +205,14 @@ class ProgramState:
             CallError: a call on this branch failed.
         """
         stream = self._stream
-        self._program.wait(lambda: stream.drained or stream.error is not None)
+        self._program.wait(Drained(stream))
         if stream.error is not None:
             self._raise_error()
 
     def error(self) -> SglbatchError | None:
         """Why this branch (after the end: the whole program) failed, or None; waits like ``sync``."""
         stream = self._stream
-        self._program.wait(lambda: stream.drained or stream.error is not None)
+        self._program.wait(Drained(stream))
         info = stream.error or (self._program.outcome.error if self._program.done else None)
         return None if info is None else ProgramError(info)
 
@@ -250,7 +251,7 @@ class ProgramState:
         if var_name is None:
             return self._text(0, None) + self._program.partial_text(stream), failed
         if var_name in stream.variables and (stream.settled(var_name) or ended):
-            return str(self._readable(stream.variables[var_name])), True
+            return str(self._readable(stream.variables[var_name], var_name)), True
         asked = stream.waiting is not None and stream.waiting.name == var_name
         return self._program.partial_text(stream) if asked else "", failed
 
@@ -265,7 +266,7 @@ class ProgramState:
 
     def _variable(self, name: str) -> Variable:
         stream = self._stream
-        self._program.wait(lambda: stream.settled(name))
+        self._program.wait(Settled(stream, name))
         failed = stream.error is not None
         if name in stream.variables and not (failed and name in stream.lost):
             return stream.variables[name]
@@ -274,11 +275,11 @@ class ProgramState:
         known = ", ".join(stream.variables) or "none"
         raise SglbatchError("unknown-variable", f"there is no variable {name!r} here; there are: {known}")
 
-    def _readable(self, variable: Variable) -> Any:
+    def _readable(self, variable: Variable, name: str) -> Any:
         if not self._program.is_inside:
             return variable.value if variable.generated else strip_guard(variable.value)
         value = self._program.guard.protect(variable.value) if variable.generated else variable.value
-        return self._program.traced(value)
+        return self._program.traced(value, self._stream, name)
 
     def _text(self, start: int, end: int | None) -> str:
         pieces = self._stream.text.pieces[start:end]
@@ -286,7 +287,7 @@ class ProgramState:
             return "".join(text if generated else strip_guard(text) for text, generated in pieces)
         guard = self._program.guard
         text = "".join(guard.protect(text) if generated else text for text, generated in pieces)
-        return str(self._program.traced(text))
+        return str(self._program.traced(text, self._stream, None))
 
     def _raise_error(self) -> None:
         info = self._stream.error or self._program.outcome.error

@@ -59,13 +59,16 @@ class Host(Protocol):
     def touch(self, stream: Stream) -> None:
         """The stream may be able to advance."""
 
+    def added(self, stream: Stream, operation: Operation) -> None:
+        """Told of what is added to a stream that keeps a log, before it is."""
+
 
 @dataclass(slots=True, eq=False)
 class Stream:
     """State of one branch: its text, its variables, and the operations still to come.
 
     ``lost`` are the variables that will never be set because the stream has failed; ``log`` keeps all that was added
-    where the program is traced; ``answers`` are those of a gen with n > 1 so far.
+    where the program is traced; ``answers`` are those of a gen with n > 1 so far, ``positions`` theirs.
     """
 
     host: Host
@@ -84,6 +87,7 @@ class Stream:
     answers: dict[CallPath, Result] = field(default_factory=dict)
     scopes: dict[str, int] = field(default_factory=dict)
     position: int | None = None
+    positions: list[int] = field(default_factory=list)
     error: ErrorInfo | None = None
     lost: set[str] = field(default_factory=set)
     joiner: Stream | None = None
@@ -99,7 +103,22 @@ class Stream:
     def add(self, operation: Operation) -> None:
         """Queue one operation. On a failed stream it is taken back at once: nothing can follow the failure."""
         if self.log is not None:
+            self.host.added(self, operation)
             self.log.append(operation)
+        self._queue(operation)
+
+    def put(self, name: str, value: Any) -> None:
+        """Set a variable, at once unless something queued comes before."""
+        assignment = Assign(name, value)
+        if self.log is not None:
+            self.host.added(self, assignment)
+            self.log.append(assignment)
+        if self.started and self.num_joins == 0 and self.queued_names[name] == 0:
+            self.assign(name, value)
+        else:
+            self._queue(assignment)
+
+    def _queue(self, operation: Operation) -> None:
         for name in names_set(operation):
             self.queued_names[name] += 1
             self.last_assign.pop(name, None)
@@ -242,6 +261,8 @@ class Stream:
         if ask is None:
             assert self.error is not None, "an answer for a stream that waits for none"
             return  # another of its n answers was an error
+        if position is not None:
+            self.positions.append(position)
         if result.error is None and len(self.answers) + 1 < ask.n:
             self.answers[path] = result
             return
@@ -251,8 +272,9 @@ class Stream:
         self.waiting = None
         if result is not self.known:
             self.ahead = deque(result.ahead)
-        if position is not None:
-            self.position = position
+        if self.positions:
+            self.position = min(self.positions)  # whichever of n answers came last
+            self.positions.clear()
         if result.error is not None:
             self.fail(result.error)
             return

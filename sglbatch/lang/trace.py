@@ -19,6 +19,7 @@ from sglbatch.lang.operations import Append, Ask, Fork, Join, Mark, Operation, O
 from sglbatch.lang.outcome import template_line
 from sglbatch.lang.program import Program
 from sglbatch.lang.stream import Stream
+from sglbatch.lang.waits import Ready
 from sglbatch.types import Generate, Result
 
 if TYPE_CHECKING:
@@ -98,13 +99,22 @@ class _AbstractAnswers:
 class _Tracer:
     """Makes what a traced program reads abstract."""
 
-    def wrap(self, value: Any) -> Any:
+    def added(self, stream: Stream, operation: Operation) -> None:
+        """The streams' own logs are enough."""
+
+    def waits(self, ready: Ready) -> None:
+        """Where it waits is not kept."""
+
+    def ends(self, returned: Any) -> None:
+        """What it returns is not kept."""
+
+    def wrap(self, value: Any, stream: Stream, name: str | None) -> Any:
         if isinstance(value, str) and has_placeholder(value):
             names = [part.removeprefix(_ANSWER) for known, part in parts(value) if known]
             shown = names[0].partition(" ")[2] or names[0].removeprefix(_ARGUMENT)
             return Abstract._plain(value, f"the answer {shown!r}" if _ANSWER in value else f"the column {shown!r}")
         if isinstance(value, list):
-            return [self.wrap(item) for item in value]
+            return [self.wrap(item, stream, name) for item in value]
         return value
 
 
@@ -126,7 +136,7 @@ def run_traced(function: SglFunction, arguments: Mapping[str, Any], environment:
         program.start(environment, Guard(frozenset()))
         while not program.done:
             for call in program.take_calls():
-                program.deliver(call.path, _answer(call, answers))
+                program.deliver(call.path, made_up_answer(call, answers))
     except TraceStop as stop:
         place = template_line(stop, function.source)
         stopped = stop.reason + (f" ({place})" if place else "")
@@ -135,7 +145,8 @@ def run_traced(function: SglFunction, arguments: Mapping[str, Any], environment:
     return Trace(name=function.__name__, streams=tuple(program.streams), stopped=stopped, error=message)
 
 
-def _answer(call: Call, answers: Any) -> Result:
+def made_up_answer(call: Call, answers: Any) -> Result:
+    """The result of a call to which ``answers.text(call)`` is the answer."""
     assert isinstance(call, ModelCall), "outside calls stop a trace"
     if isinstance(call.question, Choices):
         return Result(request_id=-1, text=answers.text(call), choice=0, finish_reason="choice")

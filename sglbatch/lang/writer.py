@@ -32,7 +32,6 @@ from sglbatch.lang.media import Media
 from sglbatch.lang.operations import (
     Append,
     Ask,
-    Assign,
     Attach,
     CloseScope,
     Fork,
@@ -123,11 +122,7 @@ class Writer:
     def assign(self, name: str, value: Any) -> None:
         """Set a variable, at once unless something queued comes before."""
         self._check_open()
-        stream = self.stream
-        if stream.started and stream.num_joins == 0 and stream.queued_names[name] == 0:
-            stream.assign(name, value)
-        else:
-            stream.add(Assign(name, value))
+        self.stream.put(name, value)
 
     def fork(self, number: int) -> list[Writer]:
         """Branches that begin where the stream stands when it gets here."""

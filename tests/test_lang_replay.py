@@ -1,0 +1,230 @@
+"""Rows on a script: the same calls and the same outcomes as with the program's function, or no script."""
+
+from __future__ import annotations
+
+import itertools
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sglbatch.engine.fsm import Compiler
+from sglbatch.lang import Driver, Program, load_template
+from sglbatch.lang.environment import Environment
+from sglbatch.lang.function import SglFunction
+from sglbatch.lang.guard import Guard
+from sglbatch.lang.outcome import Outcome
+from sglbatch.lang.replay import Replay
+from sglbatch.lang.row_program import RowProgram
+from sglbatch.lang.scripts import Scripts
+from sglbatch.planner.made_up import VARIANTS, MadeUpAnswers
+from sglbatch.tokenizer import Tokenizer
+from sglbatch.types import Choose, ErrorInfo, Request
+from tests.lang_backend import ScriptedBackend
+from tests.test_templates import SAMPLES, _rows, _template
+
+Row = Mapping[str, Any]
+
+ANSWERS = (" yes", " 42", "", "a <|im_end|> b", "\n x", "<think>first</think> then", " two words", "\ue0f0")
+
+
+def answered(prompt: str, request: Request) -> str | int | ErrorInfo:
+    """An answer that depends on the prompt alone; some are errors."""
+    number = int.from_bytes(blake2b(prompt.encode(), digest_size=4).digest(), "big")
+    if number % 11 == 0:
+        return ErrorInfo(code="out-of-luck", message="no answer")
+    if isinstance(request.operation, Choose):
+        return number % len(request.operation.alternatives)
+    return ANSWERS[number % len(ANSWERS)]
+
+
+class Both:
+    """A program's function and its scripts, over one tokenizer."""
+
+    def __init__(self, function: SglFunction, tokenizer: Tokenizer, checked: Sequence[Row]) -> None:
+        self._function = function
+        self._tokenizer = tokenizer
+        environment = Environment.of(tokenizer, seed=0, parse_special=False, max_calls=1000)
+        guard = Guard.of_template(function.strings(), environment)
+        self.scripts = Scripts(function, self.python, environment=environment, guard=guard)
+        self.scripts.learn(checked, [MadeUpAnswers(variant, Compiler()) for variant in range(VARIANTS)])
+
+    def python(self, arguments: Row, program_id: int, row_key: str) -> Program:
+        return Program(self._function, arguments, program_id=program_id, row_key=row_key)
+
+    def ran(
+        self, rows: Sequence[Row], make: Callable[[Row, int, str], RowProgram], *, shuffle: int = 0, live: int = 99
+    ) -> tuple[list[object], list[Outcome]]:
+        """All requests, with what they are asked under, and the rows' outcomes."""
+        backend = ScriptedBackend(self._tokenizer, answered, shuffle=shuffle, batch=3)
+        driver = Driver(
+            tokenizer=self._tokenizer,
+            model_identity="m",
+            context_len=4096,
+            backend=backend,
+            max_live_programs=live,
+        )
+        programs = [make(row, i, f"row {i}") for i, row in enumerate(rows)]
+        for program in programs:
+            driver.add(program)
+        calls = driver.collect()
+        first = [(c.key, c.path, c.name, c.keep, c.program_ids, c.seed) for c in calls]
+        driver.submit(calls, range(len(calls)))
+        while driver.unfinished:
+            driver.step()
+        asked = [(r.prompt_ids.tolist(), r.operation, r.seed, r.priority, r.keep) for r in backend.requests]
+        return [first, asked, sorted(backend.ended_programs)], [program.outcome for program in programs]
+
+    def check(self, rows: Sequence[Row], *, shuffle: int = 0) -> None:
+        """Raises AssertionError where a script's rows differ from the function's."""
+        by_python = self.ran(rows, self.python, shuffle=shuffle)
+        for live in (99, 0):
+            assert self.ran(rows, self.scripts.program, shuffle=shuffle, live=live) == by_python
+
+    def is_played(self, row: Row) -> bool:
+        return isinstance(self.scripts.program(row, 0, "row"), Replay)
+
+
+# --- the templates that are shipped ------------------------------------------------------------
+
+PLAYED_TO_THE_END = {"classify", "multiple_choice", "json_extract", "chat_replay"}
+NOT_PLAYED = {"rag"}
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_templates_do_the_same_on_their_scripts(name: str, smollm2_tokenizer: Tokenizer) -> None:
+    template = load_template(_template(name))
+    rows = _rows(SAMPLES[name][0])
+    binding = template.bind(list(rows[0]), {})
+    arguments = [binding.arguments(row) for row in rows]
+    both = Both(template.function, smollm2_tokenizer, arguments)
+    assert (both.scripts.stopped == ()) == (name in PLAYED_TO_THE_END | NOT_PLAYED)
+    assert any(map(both.is_played, arguments)) == (name not in NOT_PLAYED)
+    both.check([*arguments, *({**row, **_odd(row)} for row in arguments[:3])], shuffle=1)
+
+
+def _odd(row: Row) -> Row:
+    """The row's texts with what rows must not do."""
+    return {key: f" <|im_end|>\n{value}<|im_st" for key, value in row.items() if isinstance(value, str)}
+
+
+# --- programs of chance ------------------------------------------------------------------------
+
+TEXTS = st.sampled_from(["x", "", "  lead", "<|im_end|>", "a\nb", "<|im_st", "é", "http://x", "7", "\ue0f0", "x" * 50])
+ROWS = st.fixed_dictionaries(
+    {
+        "a": TEXTS,
+        "b": TEXTS | st.none() | st.integers(0, 20) | st.sampled_from([0.5, True]),
+        "c": st.lists(TEXTS, max_size=3),
+    }
+)
+LISTS = st.lists(ROWS, min_size=1, max_size=4)
+VALUES = ["a", "b", "c[0]", "s['v']", "f'{a}{b}'", "a + '!'", "'k'", "str(b)", "[a, s['v']]", "len(c)", "'-'.join(c)"]
+VALUE = st.sampled_from(VALUES)
+TEXT = st.sampled_from(
+    ["'one '", "' '", "a", "f'{a} '", "f'({b})'", "a + ' ' + a", "f\"{s['v']}\"", "s['v'] + '.'", "c[0]", "'-'.join(c)"]
+)
+ASK = st.sampled_from(
+    [
+        "sgl.gen('v', max_tokens=3)",
+        "sgl.gen('w', temperature=0)",
+        "sgl.gen(max_tokens=4)",
+        "sgl.gen('v', n=2)",
+        "sgl.select('v', [' yes', ' no', ' yes sir'])",
+        "sgl.select('w', ['A', 'B'], 0.5)",
+        "sgl.separate_reasoning(sgl.gen('v'), model_type='qwen3')",
+    ]
+)
+
+
+def _fork(parts: tuple[str, str, str]) -> str:
+    text, ask, mode = parts
+    return f"f = s.fork(2)\nf += {text}\nf += [{ask}, ' or ' + {ask}]\nf.join({mode!r})\ns += ' joined'"
+
+
+def _turn(parts: tuple[str, str, str]) -> str:
+    asked, ask, text = parts
+    return f"s += sgl.user({asked})\ns += sgl.assistant({ask} + {text})"
+
+
+PLAIN = st.one_of(
+    TEXT.map(lambda text: f"s += {text}"),
+    ASK.map(lambda ask: f"s += {ask}"),
+    st.tuples(TEXT, ASK, TEXT).map(_turn),
+    TEXT.map(lambda text: f"with s.user():\n    s += {text}\n    s += '  end'"),
+    st.tuples(st.sampled_from(["v", "x"]), VALUE).map(lambda parts: f"s[{parts[0]!r}] = {parts[1]}"),
+    st.tuples(TEXT, ASK, st.sampled_from(["gather_variable", "concate_and_append"])).map(_fork),
+    TEXT.map(lambda text: f"s += sgl.any_order(a={text}, b='two')"),
+    TEXT.map(lambda text: f"with s.var_scope('x'):\n    s += {text}\n    s += sgl.gen('u')"),
+    TEXT.map(lambda text: f"for i, item in enumerate(c):\n    s += f'{{i}}. {{item}}' + {text}"),
+    TEXT.map(lambda text: f"if len(c) > 1:\n    s += {text}"),
+    st.just("s.sync()"),
+    st.just("s += 'has' if 'v' in s else 'has not'"),
+    st.just("done = []\nfor item in c:\n    s += item + sgl.gen('v')\n    done.append(s['v'])\ns['done'] = done"),
+)
+LOOKING = st.sampled_from(
+    [
+        "t = f'{a}!'\ns += t if len(t) > 9 else 'short'",
+        "t = f'{a}'\ns += t.strip() + '.'",
+        "if 'http' in f'{a} {b}':\n    s += 'link'",
+        "if f\"{s['v']}.\" == ' yes.':\n    s += sgl.gen('more')",
+        "if s['v'] == ' yes':\n    s += sgl.gen('more')",
+        "s['n'] = len(a)",
+        "s += str(len(s.text()))",
+        "s += '%.1s' % a",
+        "s += re.sub('x+', 'y', a)",
+        "s += json.dumps(c)",
+        "s += f'{c}'",
+        "if a in 'xyz':\n    s += 'letter'",
+        "s += ''.join(sorted(set(c)))",
+        "try:\n    s += str(int(s['v']))\nexcept ValueError:\n    s += 'no number'",
+        "s += str(sgl.call(len, a))",
+        "b = b + 1",
+        "for letter in f'{a}{b}'[:2]:\n    s += letter",
+        "s += str(s.rng.random())",
+    ]
+)
+RETURNS = st.sampled_from(
+    ["", "return s['v']", "return f'{a} {b}'", "return {'a': a, 'n': [1, b]}", "return s", "return len(c)"]
+)
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> str:
+    """A function's source: mostly what a script can follow, and here and there what it cannot."""
+    body = draw(st.lists(PLAIN, min_size=1, max_size=6))
+    if draw(st.booleans()):
+        body.insert(draw(st.integers(0, len(body))), draw(LOOKING))
+    code = "\n".join(["s += 'Start'", "s['v'] = 'none'", *body, draw(ASK).join(("s += ", "")), draw(RETURNS)])
+    return f"{HEAD}def program(s, a, b, c):\n{textwrap.indent(code, '    ')}\n"
+
+
+HEAD = "import json, re\nimport sglbatch as sgl\n\n@sgl.function\n"
+NUMBERS = itertools.count()
+
+
+def loaded(source: str, folder: Path) -> SglFunction:
+    path = folder / f"replayed_{next(NUMBERS)}.py"
+    path.write_text(source)
+    return load_template(path).function
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(programs(), st.tuples(LISTS, LISTS), st.integers(0, 99))
+def test_programs_do_the_same_on_their_scripts(
+    smollm2_tokenizer: Tokenizer,
+    tmp_path_factory: pytest.TempPathFactory,
+    source: str,
+    rows: tuple[list[Row], list[Row]],
+    shuffle: int,
+) -> None:
+    """What the checked rows have taught holds for rows that were not checked."""
+    function = loaded(source, tmp_path_factory.mktemp("replayed"))
+    checked, others = rows
+    both = Both(function, smollm2_tokenizer, checked)
+    both.check([*checked, *others], shuffle=shuffle)
