@@ -76,6 +76,15 @@ def attention_hook(
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, attention_hook)
 
 
+class _States(BaseModelOutputWithPast):
+    """What a body returns, with final states alone: whatever else a model's head looks for is None."""
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return None
+
+
 class _Body(nn.Module):
     """Stands where a causal model keeps its body, so that body and head can be run apart.
 
@@ -89,7 +98,7 @@ class _Body(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if self.states_1RH is not None:
-            return BaseModelOutputWithPast(last_hidden_state=self.states_1RH)
+            return _States(last_hidden_state=self.states_1RH)
         return self.body(*args, **kwargs)
 
 
@@ -112,9 +121,11 @@ class ModelRunner:
             layer_idx = getattr(module, "layer_idx", None)
             if isinstance(layer_idx, int):
                 module.sglbatch_pool = self._pools.setdefault(layer_idx, LayerPool())  # type: ignore[assignment]
-        name: str = model.base_model_prefix  # type: ignore[assignment]
-        self.body = _Body(getattr(model, name))
-        setattr(model, name, self.body)
+        parent, name = model, str(model.base_model_prefix)
+        if hasattr(getattr(model, name), "decoder"):  # some heads call the body's decoder, past the body
+            parent, name = getattr(model, name), "decoder"
+        self.body = _Body(getattr(parent, name))
+        setattr(parent, name, self.body)
         self._kernels = kernels
         self._fused: FusedBody | None = None
         self._graphs: DecodeGraphs | None = None
