@@ -4,31 +4,45 @@
     python benchmarks/gpu.py TOKENIZER_DIR WORKLOAD.jsonl ... [--shape llama-8b] [--out results.json]
     python benchmarks/gpu.py TOKENIZER_DIR json.jsonl [--no-jump-forward | --rebuild-masks]
 
-TOKENIZER_DIR holds a tokenizer.json (SmolLM2's for the published numbers). Each workload goes from prompts in memory to
-texts out: tokenising, planning, running. Rows, token counts and the hit rate are checked; a wrong count fails.
+TOKENIZER_DIR holds a tokenizer.json (SmolLM2's for the published numbers). Each workload takes the way of a job, from
+rows in memory to texts out: a program for each row, tokenising, planning, running, everything but journal and files.
+Rows, token counts and the hit rate are checked; a wrong count fails.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import io
 import json
 import subprocess
 import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from sglbatch.data import Row, open_rows
 from sglbatch.engine.engine import LocalEngine
 from sglbatch.engine.loader import make_engine
 from sglbatch.engine.model_runner import ATTENTION_NAME
+from sglbatch.job.config import RunConfig
+from sglbatch.job.execution import Execution, Surroundings
+from sglbatch.job.planning import plan_job
+from sglbatch.job.prepare import Prepared
+from sglbatch.job.progress import Progress
+from sglbatch.job.rows import FinishedRow
+from sglbatch.job.signals import StopRequest
+from sglbatch.lang.calls import PendingCall
+from sglbatch.lang.template_file import load_template
 from sglbatch.models import LocalModel
-from sglbatch.planner import make_plan
 from sglbatch.tokenizer import Tokenizer
-from sglbatch.types import Constraint, Generate, Request, Text
+from sglbatch.types import BackendStats, Constraint, Generate, Request, Result, Text
 
+PROGRAM = Path(__file__).with_name("gpu_program.py")
 SHAPES: dict[str, dict[str, int]] = {
     "llama-8b": {"intermediate_size": 14336, "num_key_value_heads": 8},
     "llama-7b": {"intermediate_size": 11008, "num_key_value_heads": 32},
@@ -51,7 +65,7 @@ def random_model(shape: str, device: str) -> LlamaForCausalLM:
     config = LlamaConfig(**(COMMON | SHAPES[shape]), attn_implementation=ATTENTION_NAME, bos_token_id=1, eos_token_id=2)
     torch.manual_seed(0)
     with torch.device(device):
-        torch.set_default_dtype(torch.bfloat16)
+        torch.set_default_dtype(torch.bfloat16 if device == "cuda" else torch.float32)
         model = LlamaForCausalLM(config)
         torch.set_default_dtype(torch.float32)
     return model
@@ -92,58 +106,141 @@ def floor_s(engine: LocalEngine, config: Any, plan: Any, rows: list[dict[str, An
     return float(flop / TFLOPS)
 
 
-def run_workload(engine: LocalEngine, tokenizer: Tokenizer, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Prompts in memory to texts out."""
+class Watched:
+    """The engine as the job's backend, with a log of its steps.
+
+    Attributes:
+        steps: (seconds, tokens, pieces) of each.
+        first_submit: when the first requests came.
+    """
+
+    def __init__(self, engine: LocalEngine) -> None:
+        self._engine = engine
+        self.steps: list[tuple[float, int, int]] = []
+        self.first_submit: float | None = None
+
+    @property
+    def identity(self) -> str:
+        return self._engine.identity
+
+    @property
+    def context_len(self) -> int:
+        return self._engine.context_len
+
+    @property
+    def has_unfinished(self) -> bool:
+        return self._engine.has_unfinished
+
+    @property
+    def num_waiting(self) -> int:
+        return self._engine.num_waiting
+
+    def expect_more(self, more: bool) -> None:
+        self._engine.expect_more(more)
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        if self.first_submit is None:
+            self.first_submit = time.perf_counter()
+        self._engine.submit(requests)
+
+    def step(self) -> list[Result]:
+        begin = time.perf_counter()
+        results = self._engine.step()
+        launched = self._engine._in_flight[0] if self._engine._in_flight else None
+        size = (launched.num_tokens, len(launched.pieces)) if launched else (0, 0)
+        self.steps.append((round(time.perf_counter() - begin, 4), *size))
+        return results
+
+    def finish_program(self, program_id: int) -> None:
+        self._engine.finish_program(program_id)
+
+    def stats(self) -> BackendStats:
+        return self._engine.stats()
+
+    def close(self) -> None:
+        """The engine runs further workloads."""
+
+
+@contextmanager
+def opened(file: Path, model: LocalModel, tokenizer: Tokenizer, limit: int | None) -> Iterator[Prepared]:
+    """A workload as a job that can start."""
+    config = RunConfig(template=PROGRAM, data=(str(file),), model=model.name, limit=limit)
+    template = load_template(config.template)
+    with open_rows(config.data, limit=limit) as inputs:
+        binding = template.bind(inputs.columns, {})
+        yield Prepared(
+            config=config,
+            template=template,
+            binding=binding,
+            inputs=inputs,
+            rows=inputs.use(set(binding.sources.values())),
+            model=model,
+            tokenizer=tokenizer,
+        )
+
+
+def run_workload(engine: LocalEngine, ready: Prepared, asked: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Rows in memory to texts out, as ``sglbatch run`` does it, without a journal."""
+    rows = [Row(index=i, values=values, error=None, where=f"row {i}") for i, values in enumerate(asked)]
+    watched = Watched(engine)
+    finished: list[FinishedRow] = []
+    planned: list[Sequence[PendingCall]] = []
+    surroundings = Surroundings(progress=Progress(io.StringIO()), stop=StopRequest(), load_backend=lambda *_: watched)
+    execution = Execution(
+        ready,
+        ready.driver(),
+        surroundings,
+        on_finished=finished.append,
+        after_step=lambda: None,
+        on_planned=planned.append,
+        with_transcript=False,
+    )
     gc.collect()
     before, jumped = engine.stats(), engine.num_jumped_tokens
     start = time.perf_counter()
-    prompts = tokenizer.encode_prompts([(Text(row["prompt"]),) for row in rows])
-    operations = [operation(row) for row in rows]
-    plan = make_plan(prompts, operations)
-    planned = time.perf_counter()
-    positions = plan.positions().tolist()
-    requests = [
-        Request(request_id=i, program_id=i, prompt_ids=p, operation=o, seed=i, priority=(position,))
-        for i, (p, o, position) in enumerate(zip(prompts, operations, positions, strict=True))
-    ]
-    engine.submit(requests)
-    gc.freeze()
-    gc.disable()
-    results, step_s = {}, []
-    while engine.has_unfinished:
-        begin = time.perf_counter()
-        for result in engine.step():
-            results[result.request_id] = result
-        launched = engine._in_flight[0] if engine._in_flight else None
-        size = (launched.num_tokens, len(launched.pieces)) if launched else (0, 0)
-        step_s.append((round(time.perf_counter() - begin, 4), *size))
-    torch.cuda.synchronize() if torch.cuda.is_available() else None
-    end = time.perf_counter()
-    gc.enable()
+    with execution:
+        execution.start_rows((row, None) for row in rows)
+        started = time.perf_counter()
+        execution.prepare()
+        execution.run()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        end = time.perf_counter()
     after = engine.stats()
-    assert len(results) == len(rows) and all(r.error is None for r in results.values())
-    out_tokens = after.generated_tokens - before.generated_tokens
-    if all(row["ignore_eos"] for row in rows):
-        assert out_tokens == sum(row["max_tokens"] for row in rows), "wrong number of output tokens"
+    plan, summary, _ = plan_job(planned[0], ready, errors=(), calls_reused=0)
+    check_rows(asked, finished)
     computed = after.computed_prompt_tokens - before.computed_prompt_tokens
     recomputed = after.recomputed_tokens - before.recomputed_tokens
     assert computed - recomputed == plan.unique_tokens, (computed, recomputed, plan.unique_tokens)
+    assert after.prompt_tokens - before.prompt_tokens == plan.num_tokens
+    assert watched.first_submit is not None
     return {
         "seconds": round(end - start, 3),
-        "plan_s": round(planned - start, 3),
+        "start_s": round(started - start, 3),
+        "first_submit_s": round(watched.first_submit - start, 3),
         "rows": len(rows),
+        "equal_calls": summary.num_equal_calls,
         "prompt_tokens": plan.num_tokens,
         "unique_tokens": plan.unique_tokens,
         "computed_tokens": computed,
         "recomputed_tokens": recomputed,
         "hit_rate": round(1 - computed / plan.num_tokens, 4),
         "best_hit_rate": round(plan.best_hit_rate, 4),
-        "out_tokens": out_tokens,
+        "out_tokens": after.generated_tokens - before.generated_tokens,
         "steps": after.steps - before.steps,
         "jumped_tokens": engine.num_jumped_tokens - jumped,
         "plan": plan,
-        "step_log": step_s,
+        "step_log": watched.steps,
     }
+
+
+def check_rows(asked: Sequence[Mapping[str, Any]], finished: Sequence[FinishedRow]) -> None:
+    """Every row has ended once, with a text of the length that was asked for."""
+    assert sorted(row.index for row in finished) == list(range(len(asked)))
+    for row in finished:
+        assert row.error is None and isinstance(row.values["answer"], str), (row.index, row.error)
+        tokens, most = row.usage.generated_tokens, asked[row.index]["max_tokens"]
+        assert tokens == most if asked[row.index]["ignore_eos"] else 0 < tokens <= most, (row.index, tokens)
 
 
 def main() -> None:
@@ -194,7 +291,8 @@ def main() -> None:
         if args.profile:
             profile(engine, tokenizer, rows, file.stem)
             continue
-        result = run_workload(engine, tokenizer, rows)
+        with opened(file, model, tokenizer, args.limit) as ready:
+            result = run_workload(engine, ready, rows)
         log = result.pop("step_log")
         if args.out:
             args.out.with_name(f"steps-{file.stem}.json").write_text(json.dumps(log))
@@ -203,8 +301,9 @@ def main() -> None:
         line |= {"jump_forward": engine.jump_forward, "rebuild_masks": args.rebuild_masks}
         line |= {"floor_s": round(floor, 2), "load_s": round(load_s, 1), **result}
         table.append(line)
-        shown = ("workload", "seconds", "floor_s", "plan_s", "hit_rate", "best_hit_rate", "recomputed_tokens")
-        print({name: line[name] for name in (*shown, "out_tokens", "jumped_tokens", "steps")}, flush=True)
+        shown = ("workload", "seconds", "floor_s", "start_s", "first_submit_s", "hit_rate", "best_hit_rate")
+        numbers = ("recomputed_tokens", "out_tokens", "jumped_tokens", "steps")
+        print({name: line[name] for name in (*shown, *numbers)}, flush=True)
     if args.out and table:
         args.out.write_text(json.dumps({"machine": machine(), "results": table}, indent=1))
 

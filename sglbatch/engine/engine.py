@@ -168,6 +168,17 @@ class LocalEngine:
     def close(self) -> None:
         """Nothing to release: memory goes with the object."""
 
+    # --- beyond Backend, for a plan that comes in parts ---
+
+    @property
+    def num_waiting(self) -> int:
+        """Submitted rows that have not been begun."""
+        return self.scheduler.num_waiting
+
+    def expect_more(self, more: bool) -> None:
+        """Whether more requests will come that follow the last one in the plan."""
+        self.scheduler.expects_more = more
+
     # --- beyond Backend, for interactive programs ---
 
     def partial_texts(self) -> dict[int, str]:

@@ -80,6 +80,8 @@ class Scheduler:
         """Less than the config's once a step has not fit the device's memory."""
         self.num_in_flight = 0
         """Actions whose outputs have not come back."""
+        self.expects_more = False
+        """More of the plan will come: what it may share with its last row so far is kept."""
         self._planned: list[Sequence] = []
         self._follow_ups: list[Sequence] = []
         self._prefill_fills = True
@@ -106,6 +108,11 @@ class Scheduler:
     @property
     def has_unfinished(self) -> bool:
         return bool(self.running or self.cut or self._planned or self._follow_ups)
+
+    @property
+    def num_waiting(self) -> int:
+        """Rows of the plan that have not been begun."""
+        return len(self._planned)
 
     def _queue_of(self, sequence: Sequence) -> list[Sequence]:
         return self._follow_ups if sequence.request.follow_up or sequence.resumed else self._planned
@@ -424,6 +431,8 @@ class Scheduler:
         pruning nor eviction takes it."""
         queues = (self._planned, self._follow_ups)
         heads = [queue[0].ids for queue in queues if queue and not queue[0].resumed]
+        if self.expects_more and not self._planned:
+            heads.append(self._last_planned_ids)
         nodes = [self._found(ids) for ids in heads]
         if nodes != self._pinned:
             for node in nodes:

@@ -14,7 +14,7 @@ from sglbatch.api_spec import ApiModel
 from sglbatch.errors import EXIT_DONE, EXIT_FAILED_ROWS, SglbatchError
 from sglbatch.job.backends import load_backend
 from sglbatch.job.config import MaxFailures, RunConfig, default_output
-from sglbatch.job.constraints import unenforced_parts
+from sglbatch.job.constraints import check_constraints, unenforced_parts
 from sglbatch.job.costing import estimate_cost
 from sglbatch.job.execution import Execution, Surroundings
 from sglbatch.job.foreseeing import check_reorder, foresee, graph_of, suggest
@@ -120,7 +120,9 @@ def plan(config: RunConfig, *, save: Path | None, as_json: bool, graph: str | No
             with_transcript=False,
         )
         with progress.stage("plan", label="planning", total=len(ready.rows)):
-            calls = execution.plan_rows(((row, None) for row in ready.rows), run_outside=False)
+            calls = execution.plan_rows((row, None) for row in ready.rows)
+            check_constraints(calls, ready)
+            unenforced = unenforced_parts(calls, ready)
             made, summary, tree = plan_job(
                 calls,
                 ready,
@@ -128,7 +130,6 @@ def plan(config: RunConfig, *, save: Path | None, as_json: bool, graph: str | No
                 calls_reused=driver.calls_reused,
                 rows_outside=driver.num_waiting_outside,
             )
-            unenforced = unenforced_parts(calls, ready)
             cost = estimate_cost(ready, calls, journal) if isinstance(ready.model, ApiModel) else None
             foresight = foresee(ready)
             movement = suggest(ready)
@@ -233,20 +234,13 @@ def _answer(config: RunConfig, surroundings: Surroundings) -> list[FinishedRow]:
     rows: list[FinishedRow] = []
     with prepared(config, tell=progress.note) as ready:
         check_reorder(ready)
-        driver = ready.driver()
         execution = Execution(
-            ready, driver, surroundings, on_finished=rows.append, after_step=lambda: None, with_transcript=True
+            ready, ready.driver(), surroundings, on_finished=rows.append, after_step=lambda: None, with_transcript=True
         )
-        calls = execution.plan_rows(((row, None) for row in ready.rows), run_outside=True)
-        if calls:
-            made, _, _ = plan_job(calls, ready, errors=(), calls_reused=0)
-            with progress.stage("load", label="loading the model"):
-                backend = surroundings.load_backend(ready.model, ready.tokenizer, config)
-            try:
-                with progress.stage("run", label="running", total=execution.num_live):
-                    execution.run(calls, made, backend)
-            finally:
-                backend.close()
+        with execution:
+            execution.start_rows((row, None) for row in ready.rows)
+            execution.prepare()
+            execution.run()
     return rows
 
 

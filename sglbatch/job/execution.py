@@ -5,18 +5,22 @@ from __future__ import annotations
 import gc
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from types import TracebackType
 from typing import Final
 
 from sglbatch.api_spec import ApiModel
 from sglbatch.api_spec.backend import ApiBackend
 from sglbatch.data import Row
 from sglbatch.data.values import normalise
-from sglbatch.errors import BackendStopped
+from sglbatch.errors import BackendStopped, ConstraintError
 from sglbatch.job.config import RunConfig
+from sglbatch.job.constraints import check_constraints
+from sglbatch.job.feed import Feed
 from sglbatch.job.identity import RowKeys
+from sglbatch.job.loading import Loading
+from sglbatch.job.pool import check_pool, too_large
 from sglbatch.job.prepare import Prepared
 from sglbatch.job.progress import Progress
 from sglbatch.job.rows import FinishedRow
@@ -25,7 +29,6 @@ from sglbatch.lang.calls import PendingCall
 from sglbatch.lang.driver import Driver
 from sglbatch.lang.row_program import RowProgram
 from sglbatch.models import LocalModel
-from sglbatch.planner import Plan
 from sglbatch.tokenizer import Tokenizer
 from sglbatch.types import Backend, BackendStats
 
@@ -33,6 +36,9 @@ CHUNK_ROWS: Final = 1024
 
 DRAIN_S: Final = 10.0
 """How long a run that is stopped waits for the answers of calls that are under way: they have to be paid for."""
+
+MIN_WAITING: Final = 512
+"""Requests that a backend has before it at each step, if there are so many."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,12 +51,16 @@ class Surroundings:
 
 
 class Execution:
-    """The programs of a job over one driver.
+    """The programs of a job over one driver: ``start_rows``, ``prepare``, ``run``; or ``plan_rows`` alone.
+
+    A backend is loaded in another thread, from the first rows on; ``close`` waits for it.
 
     Args:
         on_finished: takes every row as it ends, in no particular order, each once; may raise Stopped.
         after_step: called when results have come in and rows have ended (the journal and the rows are flushed there).
+        on_planned: takes all first calls in input order, as soon as they are tokenised; most are made already.
         with_transcript: finished rows carry the program's whole text.
+        any_known: an earlier run may have answered everything, so a backend is loaded only for a call that is new.
     """
 
     def __init__(
@@ -61,10 +71,19 @@ class Execution:
         *,
         on_finished: Callable[[FinishedRow], None],
         after_step: Callable[[], None],
+        on_planned: Callable[[Sequence[PendingCall]], None] = lambda _: None,
         with_transcript: bool,
+        any_known: bool = False,
     ) -> None:
         self._prepared = prepared
         self._driver = driver
+        self._feed = Feed(driver, in_slabs=isinstance(prepared.model, LocalModel))
+        self._loading = Loading(lambda: surroundings.load_backend(prepared.model, prepared.tokenizer, prepared.config))
+        self._on_planned = on_planned
+        self._any_known = any_known
+        self._ready: list[PendingCall] = []
+        self._num_placed = 0
+        self._num_fitting = 0
         self._progress = surroundings.progress
         self._stop = surroundings.stop
         self._on_finished = on_finished
@@ -74,12 +93,11 @@ class Execution:
         self.notes: Counter[str] = Counter()
         """What had to be changed in rows' values to keep them, by kind."""
 
-    def plan_rows(self, rows: Iterable[tuple[Row, str | None]], *, run_outside: bool) -> list[PendingCall]:
-        """Starts every row's program and answers what is known.
+    def plan_rows(self, rows: Iterable[tuple[Row, str | None]]) -> list[PendingCall]:
+        """Starts every row's program and answers what is known; makes no calls, outside or to a model.
 
         Args:
             rows: with their keys where they are known already.
-            run_outside: see ``Driver.collect``.
 
         Returns:
             The first calls that have to be made.
@@ -87,40 +105,87 @@ class Execution:
         Raises:
             SglbatchError: ``duplicate-id``; TemplateError.
         """
-        keys = RowKeys(self._prepared.config.id_column)
         calls: list[PendingCall] = []
-        started: list[RowProgram] = []
-        for row, key in rows:
-            self._stop.check()
-            program = self._start(row, key, keys)
-            if program is not None:
-                started.append(program)
-            if len(started) >= CHUNK_ROWS:
-                calls += self._collect(started, run_outside=False)
-            self._progress.advance()
-        calls += self._collect(started, run_outside=False)
-        keys.check()
-        if run_outside:
-            calls += self._collect([], run_outside=True)
-            self._take_ended(list(self._live.values()))
+        for _ in self._started(rows):
+            calls += self._driver.collect()
+            self._take_ended(self._driver.take_finished())
         return calls
 
-    def run(self, calls: list[PendingCall], plan: Plan, backend: Backend) -> None:
+    def start_rows(self, rows: Iterable[tuple[Row, str | None]]) -> None:
+        """Starts every row's program, and makes the outside calls that programs begin with.
+
+        Args:
+            rows: with their keys where they are known already.
+
+        Raises:
+            SglbatchError: ``duplicate-id``; TemplateError; ConstraintError as ``check_constraints``; what loading the
+                backend raises.
+        """
+        for _ in self._started(rows):
+            self._load_early()
+            self._after_step()
+            _freeze()
+        self._driver.settle_outside()
+        self._take_ended(self._driver.take_finished())
+        check_constraints((question.call for question in self._driver.asked), self._prepared)
+
+    def prepare(self) -> None:
+        """Tokenises in the plan's order: up to the first slab with a call to make, and on while the model loads.
+
+        Raises:
+            SglbatchError: ``kv-too-small``; what loading the backend raises.
+        """
+        while not self._feed.is_done and (not self._num_fitting or self._loading.is_under_way):
+            self._stop.check()
+            self._loading.check()
+            self._resolve_slab()
+            if self._num_fitting:
+                self._loading.start()
+        if self._feed.is_done:
+            check_pool(self._feed.all_calls(), self._prepared)
+
+    def run(self) -> None:
         """Makes the calls in the plan's order, and whatever follows from them, until every program has ended."""
+        if not self._driver.unfinished:
+            return
+        with self._progress.stage("load", label="loading the model"):
+            backend = self._loading.wait(self._stop)
         self._driver.attach(backend)
-        self._driver.submit([calls[i] for i in plan.order.tolist()], range(len(calls)))
-        start = time.monotonic()
-        try:
-            with _frozen_heap():
+        self._driver.expect_more(not self._feed.is_done)
+        with self._progress.stage("run", label="running", total=self.num_live):
+            start = time.monotonic()
+            try:
                 while self._driver.unfinished:
                     self._stop.check()
-                    ended = self._step()
-                    num_ended = self._take_ended(ended)
+                    num_ended = self._supply()
+                    num_ended += self._take_ended(self._step())
                     self._after_step()
                     self._progress.advance(num_ended, **_numbers(backend.stats(), time.monotonic() - start))
-        except Stopped:
-            self._drain(backend)
-            raise
+            except Stopped:
+                self._drain(backend)
+                raise
+
+    @property
+    def num_live(self) -> int:
+        return len(self._live)
+
+    @property
+    def backend(self) -> Backend | None:
+        """Once it is loaded."""
+        return self._loading.backend
+
+    def close(self) -> None:
+        """Waits for the backend, if it is being loaded, and closes it."""
+        if self._loading.is_under_way:
+            self._progress.note("waiting until the model is loaded, which cannot be interrupted")
+        self._loading.close()
+        gc.unfreeze()
+
+    def __enter__(self) -> Execution:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
 
     def _drain(self, backend: Backend) -> None:
         """Keeps the last answers of a run that ends early, where they are paid for."""
@@ -128,36 +193,82 @@ class Execution:
             self._take_ended(self._driver.keep(backend.drain(DRAIN_S)))
             self._after_step()
 
+    # --- in the plan's order ---
+
+    def _load_early(self) -> None:
+        """Starts loading as soon as it is certain that there is something to compute, and likely that it can be."""
+        self._loading.check()
+        if self._any_known or self._prepared.config.kv_tokens is not None or not self._driver.asked:
+            return  # what does not fit a pool of a given size is known when it is tokenised
+        try:
+            check_constraints((question.call for question in self._driver.asked), self._prepared)
+        except ConstraintError:
+            return  # whether the template is to blame is known when all rows have been seen
+        self._loading.start()
+
+    def _supply(self) -> int:
+        """Submits what is tokenised, and tokenises on while the backend computes; returns how many rows ended by it."""
+        num_ended = 0
+        if self._ready:  # the backend has nothing to do yet
+            self._submit()
+            return num_ended
+        while not self._feed.is_done:
+            num_ended += self._resolve_slab()
+            self._submit()
+            if self._driver.num_waiting >= MIN_WAITING:
+                break
+        return num_ended
+
+    def _submit(self) -> None:
+        calls, self._ready = self._ready, []
+        self._driver.submit(calls, range(self._num_placed, self._num_placed + len(calls)))
+        self._num_placed += len(calls)
+
+    def _resolve_slab(self) -> int:
+        """Tokenises the next slab and answers what of it is known; returns how many rows ended by that."""
+        slab = self._feed.next_slab()
+        self._ready += slab
+        self._num_fitting += len(slab) - len(too_large(slab, self._prepared))
+        num_ended = self._take_ended(self._driver.take_finished())
+        self._after_step()
+        _freeze()
+        if self._feed.is_done:
+            self._driver.expect_more(False)
+            self._on_planned(self._feed.all_calls())
+        return num_ended
+
     def _step(self) -> list[RowProgram]:
         try:
             return self._driver.step()
         except BackendStopped as stopped:
             raise Stopped(stopped.exit_code, stopped.render()) from stopped
 
-    @property
-    def num_live(self) -> int:
-        return len(self._live)
+    # --- rows ---
 
-    def _start(self, row: Row, key: str | None, keys: RowKeys) -> RowProgram | None:
-        """The row's program, running; None when the row ended at once."""
+    def _started(self, rows: Iterable[tuple[Row, str | None]]) -> Iterator[None]:
+        """Starts the rows' programs; stops here and there, so that what they ask can be looked at, and at the end."""
+        keys = RowKeys(self._prepared.config.id_column)
+        for number, (row, key) in enumerate(rows, start=1):
+            self._stop.check()
+            self._start(row, key, keys)
+            self._take_ended(self._driver.take_finished())
+            self._progress.advance()
+            if number % CHUNK_ROWS == 0:
+                yield
+        keys.check()
+        yield
+
+    def _start(self, row: Row, key: str | None, keys: RowKeys) -> None:
         if row.values is None:
             assert row.error is not None
             error = replace(row.error, message=f"{row.where}: {row.error.message}")
             self._on_finished(FinishedRow(index=row.index, key="", error=error))
-            return None
+            return
         if key is None:
             key = keys.key(row.values, self._prepared.binding.arguments(row.values), where=row.where)
         program = self._prepared.program(row.values, program_id=row.index, row_key=key)
         self._live[row.index] = program
         self._driver.add(program)
-        return None if self._take_ended([program]) else program
-
-    def _collect(self, started: list[RowProgram], *, run_outside: bool) -> list[PendingCall]:
-        calls = self._driver.collect(run_outside=run_outside)
-        self._take_ended(started)
-        started.clear()
-        self._after_step()
-        return calls
 
     def _take_ended(self, programs: Iterable[RowProgram]) -> int:
         """Hands on those that have ended and were not handed on before; returns how many."""
@@ -186,17 +297,12 @@ class Execution:
         )
 
 
-@contextmanager
-def _frozen_heap() -> Iterator[None]:
-    """Planned programs live long: full collections would look at each of them again and again.
+def _freeze() -> None:
+    """Programs and calls live long: full collections would look at each of them again and again.
 
-    Thawed at the end, since libraries complain at exit about what is never collected.
+    ``Execution.close`` thaws them, since libraries complain at exit about what is never collected.
     """
     gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 def _numbers(stats: BackendStats, seconds: float) -> dict[str, str]:

@@ -6,7 +6,7 @@ import importlib.metadata
 import platform
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ from sglbatch.job.execution import Execution, Surroundings, hit_rate
 from sglbatch.job.folder import JobFolder
 from sglbatch.job.manifest import Finished, Manifest
 from sglbatch.job.planning import journal_lines, plan_job, plan_line, silence_lines, unenforced_lines
-from sglbatch.job.pool import check_pool, pool_lines
+from sglbatch.job.pool import pool_lines
 from sglbatch.job.prepare import Prepared
 from sglbatch.job.records import numbered_files
 from sglbatch.job.report import Report
@@ -51,7 +51,6 @@ class Job:
         self._progress = surroundings.progress
         self._tally = Tally()
         self._started = time.time()
-        self._backend: Backend | None = None
         self._plan: Plan | None = None
         self._unenforced: tuple[str, ...] = ()
         self._rows_gone = 0
@@ -69,13 +68,19 @@ class Job:
             self._surroundings,
             on_finished=self._take,
             after_step=self._flush,
+            on_planned=self._planned,
             with_transcript="transcript" in self._ready.config.save,
+            any_known=len(self._folder.journal) > 0,
         )
         try:
             for row in kept:
                 self._tally.keep(row)
                 self._store.put(row)
-            self._run_calls(self._plan_calls(rows, num_new))
+            with self._progress.stage("plan", label="planning", total=num_new):
+                self._execution.start_rows(rows)
+                self._manifest.save(self._paths.manifest)
+                self._execution.prepare()
+            self._execution.run()
             report = self._write()
         except Stopped as stopped:
             self._progress.note(f"{stopped.reason}; the same command continues this job")
@@ -87,40 +92,21 @@ class Job:
             raise
         finally:
             self._store.close()
-            if self._backend is not None:
-                self._backend.close()
+            self._execution.close()
         report.save(self._paths.report)
         return report
 
     # --- stages ---
 
-    def _plan_calls(self, rows: Iterable[tuple[Row, str | None]], num_new: int) -> list[PendingCall]:
-        with self._progress.stage("plan", label="planning", total=num_new):
-            calls = self._execution.plan_rows(rows, run_outside=True)
-            self._plan, summary, _ = plan_job(
-                calls,
-                self._ready,
-                errors=self._tally.error_infos,
-                calls_reused=self._driver.calls_reused,
-            )
-        self._manifest.save(self._paths.manifest)
+    def _planned(self, calls: Sequence[PendingCall]) -> None:
+        self._plan, summary, _ = plan_job(
+            calls, self._ready, errors=self._tally.error_infos, calls_reused=self._driver.calls_reused
+        )
         self._plan.save(self._paths.plan)
         self._unenforced = tuple(unenforced_parts(calls, self._ready))
         remarks = [*silence_lines(summary), *pool_lines(calls, self._ready), *unenforced_lines(self._unenforced)]
         for line in [plan_line(summary), *remarks]:
             self._progress.note(line)
-        return calls
-
-    def _run_calls(self, calls: list[PendingCall]) -> None:
-        if not calls:
-            return
-        assert self._plan is not None
-        ready = self._ready
-        check_pool(calls, ready)
-        with self._progress.stage("load", label="loading the model"):
-            self._backend = self._surroundings.load_backend(ready.model, ready.tokenizer, ready.config)
-        with self._progress.stage("run", label="running", total=self._execution.num_live):
-            self._execution.run(calls, self._plan, self._backend)
 
     def _write(self) -> Report:
         with self._progress.stage("write", label="writing", total=None):
@@ -172,7 +158,8 @@ class Job:
 
     def _report(self, *, state: str, exit_code: int) -> Report:
         ready, tally = self._ready, self._tally
-        stats = self._backend.stats() if self._backend is not None else BackendStats()
+        backend = self._execution.backend
+        stats = backend.stats() if backend is not None else BackendStats()
         counts = self._folder.journal.counts
         return Report(
             state=state,
@@ -201,7 +188,7 @@ class Job:
             warnings=tuple(self._warnings()),
             journal=asdict(counts),
             output=str(self._paths.output),
-            api=self._api_facts(),
+            api=self._api_facts(backend),
             model={"name": ready.model.name, "identity": ready.model.identity, "dtype": ready.config.dtype},
             versions={
                 "sglbatch": __version__,
@@ -211,10 +198,10 @@ class Job:
             started=self._started,
         )
 
-    def _api_facts(self) -> dict[str, Any]:
-        if not isinstance(self._backend, ApiBackend):
+    def _api_facts(self, backend: Backend | None) -> dict[str, Any]:
+        if not isinstance(backend, ApiBackend):
             return {}
-        return {**self._backend.facts(), "calls_ahead": self._driver.calls_ahead}
+        return {**backend.facts(), "calls_ahead": self._driver.calls_ahead}
 
     def _warnings(self) -> list[str]:
         cut = self._tally.num_hit_max_tokens

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from sglbatch.job.constraints import check_constraints
 from sglbatch.job.manifest import Manifest, changes
 from sglbatch.job.prepare import Prepared
 from sglbatch.job.records import ReadCounts
@@ -24,8 +23,7 @@ def plan_job(
     calls_reused: int,
     rows_outside: int = 0,
 ) -> tuple[Plan, Summary, Tree]:
-    """``planner.plan_calls`` with what the job knows; raises ConstraintError as ``check_constraints``."""
-    check_constraints(calls, ready)
+    """``planner.plan_calls`` with what the job knows."""
     facts = JobFacts(
         num_rows=len(ready.rows),
         context_len=ready.model.context_len,

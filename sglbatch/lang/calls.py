@@ -75,6 +75,11 @@ class ModelCall:
     as_text: Callable[[], TextCall]
     known: Result | None = None
 
+    @property
+    def order_text(self) -> str:
+        """The prompt as one text, to order calls by before they are tokenised; fixed ids are spelled out."""
+        return "".join([segment.text if isinstance(segment, Text) else str(segment.ids) for segment in self.prompt])
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OutsideCall:

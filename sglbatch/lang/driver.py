@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from itertools import count
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sglbatch.errors import CallError
 from sglbatch.lang.calls import (
@@ -22,7 +23,7 @@ from sglbatch.lang.calls import (
     outside_key,
 )
 from sglbatch.lang.dialect import Dialect, Form, TokenDialect
-from sglbatch.lang.environment import LanguageTokenizer, TellsPartialTexts
+from sglbatch.lang.environment import LanguageTokenizer, RunsSlabs, TellsPartialTexts
 from sglbatch.lang.guard import Guard
 from sglbatch.lang.outside import OutsidePool
 from sglbatch.lang.row_program import RowProgram
@@ -33,6 +34,7 @@ from sglbatch.types import (
     ErrorInfo,
     Request,
     Result,
+    TokenIds,
 )
 
 if TYPE_CHECKING:
@@ -40,6 +42,17 @@ if TYPE_CHECKING:
 
 _ENCODE_PROMPTS = 4096
 """Prompts tokenised at a time, which bounds the text held twice."""
+
+_BEHIND_THE_PLAN: Final = 1 << 40
+"""The first plan position of calls that follow none of the plan."""
+
+
+class Question(NamedTuple):
+    """A call to the model that is not tokenised yet. ``keep``: see ``types.Request``."""
+
+    program: RowProgram
+    call: ModelCall
+    keep: bool
 
 
 class Driver:
@@ -90,7 +103,8 @@ class Driver:
         self._guards: dict[SglFunction, Guard] = {}
         self._programs: dict[int, RowProgram] = {}
         self._live: dict[int, RowProgram] = {}
-        self._asked: list[tuple[RowProgram, ModelCall]] = []
+        self._asked: list[Question] = []
+        self._num_held = 0
         self._outside_asked: list[tuple[RowProgram, OutsideCall]] = []
         self._outside_unknown: list[tuple[RowProgram, OutsideCall, str]] = []  # with its key: to be made
         self._outside = OutsidePool(max_outside_calls)
@@ -102,7 +116,8 @@ class Driver:
         self._finished: list[RowProgram] = []
         self._used_backend: set[int] = set()
         self._next_request_id = 0
-        self._next_position: int | None = None
+        self._is_planned = False
+        self._behind = count(_BEHIND_THE_PLAN)
         self.calls_reused = 0
         """Calls answered by an earlier run."""
         self.calls_collapsed = 0
@@ -165,6 +180,58 @@ class Driver:
         self._park()
         return new
 
+    def settle_outside(self) -> None:
+        """Make the outside calls that have been asked for, and wait for them and for those that follow from them.
+
+        What they lead to has then been asked, and is not tokenised yet.
+        """
+        while self._outside_asked or self._outside_unknown or self._outside.pending:
+            self._answer_outside()
+            self._start_outside()
+            self._deliver_outside(0.1)
+
+    def hold(self) -> list[Question]:
+        """Take the questions that have been asked and not been tokenised; they wait until they are released."""
+        held, self._asked = self._asked, []
+        self._num_held += len(held)
+        self._park()
+        return held
+
+    def release(self, questions: Sequence[Question]) -> None:
+        """Give held questions back, in any order and in parts: ``collect`` goes on with them."""
+        self._num_held -= len(questions)
+        self._asked += questions
+
+    def prompt_ids(self, question: Question) -> TokenIds | None:
+        """The prompt of a held question; None where it cannot be asked."""
+        (form,) = self._dialect.forms([question.call])
+        return form.prompt_ids if isinstance(form, Form) else None
+
+    def take_finished(self) -> list[RowProgram]:
+        """The programs that have finished since this or ``step`` last told."""
+        finished, self._finished = self._finished, []
+        return finished
+
+    def expect_more(self, more: bool) -> None:
+        """Tell the backend whether more of the plan will be submitted, where it wants to know."""
+        if isinstance(self._backend, RunsSlabs):
+            self._backend.expect_more(more)
+
+    @property
+    def asked(self) -> Sequence[Question]:
+        """What has been asked and not been tokenised or held."""
+        return self._asked
+
+    @property
+    def num_submitted(self) -> int:
+        """Requests so far."""
+        return self._next_request_id
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that the backend has not begun; 0 where it does not tell."""
+        return self._backend.num_waiting if isinstance(self._backend, RunsSlabs) else 0
+
     def submit(self, calls: Sequence[PendingCall], positions: Sequence[int] | None = None) -> None:
         """Hand calls to the backend.
 
@@ -173,10 +240,9 @@ class Driver:
         """
         assert self._backend is not None, "attach a backend before submitting"
         if positions is not None:
+            self._is_planned = True
             for call, position in zip(calls, positions, strict=True):
                 call.position = int(position)
-            highest = max((int(position) for position in positions), default=-1) + 1
-            self._next_position = max(highest, self._next_position or 0)
         self.calls_made += len(calls)
         self._backend.submit([self._request(call) for call in calls])
 
@@ -199,10 +265,9 @@ class Driver:
         followups = self.collect()
         if followups:
             self.submit(self._placed(followups))
-        finished, self._finished = self._finished, []
-        assert finished or not self._programs or self._requests or self._outside.pending or self._outside_unknown, (
-            "programs wait for calls that were never submitted"
-        )
+        finished = self.take_finished()
+        waiting = self._requests or self._outside.pending or self._outside_unknown or self._num_held
+        assert finished or not self._programs or waiting, "programs wait for calls that were never submitted"
         return finished
 
     def keep(self, results: Sequence[Result]) -> list[RowProgram]:
@@ -244,7 +309,7 @@ class Driver:
             return
         for call in calls:
             if isinstance(call, ModelCall):
-                self._asked.append((program, call))
+                self._asked.append(Question(program, call, program.may_extend(call.path)))
             else:
                 self._outside_asked.append((program, call))
 
@@ -263,19 +328,21 @@ class Driver:
 
     # --- questions ---
 
-    def _resolve(self, asked: Sequence[tuple[RowProgram, ModelCall]]) -> list[PendingCall]:
+    def _resolve(self, asked: Sequence[Question]) -> list[PendingCall]:
         """Tokenise calls, answer those that are known, and return the distinct new ones."""
-        forms = self._dialect.forms([call for _, call in asked])
+        forms = self._dialect.forms([question.call for question in asked])
         new: list[PendingCall] = []
-        for (program, call), form in zip(asked, forms, strict=True):
+        for question, form in zip(asked, forms, strict=True):
+            program, call, _ = question
             if isinstance(form, Form):
-                new += self._pending(program, call, form)
+                new += self._pending(question, form)
             else:
                 info = ErrorInfo(code=form.code, message=form.message, call=call.name or None)
                 self._deliver(program.program_id, call.path, Result(request_id=-1, error=info), call.position)
         return new
 
-    def _pending(self, program: RowProgram, call: ModelCall, form: Form) -> list[PendingCall]:
+    def _pending(self, question: Question, form: Form) -> list[PendingCall]:
+        program, call, keep = question
         material = None if form.operation.greedy else (self._seed, program.row_key, call.path)
         key = call_key(
             model_identity=self._model_identity,
@@ -297,7 +364,7 @@ class Driver:
         waiting = self._in_flight.get(key)
         if waiting is not None:
             self.calls_collapsed += 1
-            waiting.add(program.program_id, call, keep=program.may_extend(call.path), text=form.text)
+            waiting.add(program.program_id, call, keep=keep, text=form.text)
             return []
         pending = PendingCall(
             key=key,
@@ -309,7 +376,7 @@ class Driver:
             decode=self._dialect.show,
             text=form.text,
         )
-        pending.add(program.program_id, call, keep=program.may_extend(call.path), text=form.text)
+        pending.add(program.program_id, call, keep=keep, text=form.text)
         self._in_flight[key] = pending
         return [pending]
 
@@ -322,9 +389,8 @@ class Driver:
     def _placed(self, calls: Sequence[PendingCall]) -> Sequence[PendingCall]:
         """Once there is a plan, a call that follows none of it goes behind it."""
         for call in calls:
-            if call.position is None and self._next_position is not None:
-                call.position = self._next_position
-                self._next_position += 1
+            if call.position is None and self._is_planned:
+                call.position = next(self._behind)
         return calls
 
     def _request(self, call: PendingCall) -> Request:
@@ -391,12 +457,12 @@ class Driver:
             self._deliver(program_id, path, answer, None)
 
 
-def _batches(asked: list[tuple[RowProgram, ModelCall]]) -> Iterable[list[tuple[RowProgram, ModelCall]]]:
+def _batches(asked: Sequence[Question]) -> Iterable[list[Question]]:
     """Calls in groups of about ``_ENCODE_PROMPTS`` prompts."""
-    batch: list[tuple[RowProgram, ModelCall]] = []
+    batch: list[Question] = []
     size = 0
     for item in asked:
-        question = item[1].question
+        question = item.call.question
         size += len(question.choices) if isinstance(question, Choices) else 1
         batch.append(item)
         if size >= _ENCODE_PROMPTS:

@@ -46,6 +46,18 @@ class TellsPartialTexts(Protocol):
         """By request id."""
 
 
+@runtime_checkable
+class RunsSlabs(Protocol):
+    """A backend that can run the beginning of a plan while it does not know the rest."""
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that have been submitted and not begun."""
+
+    def expect_more(self, more: bool) -> None:
+        """Whether more requests of the plan will come: what they may share with the last one is kept."""
+
+
 class LanguageBackend(Backend, Protocol):
     """A backend that programs can run on by themselves: it brings its tokenizer."""
 

@@ -5,6 +5,7 @@ from sglbatch.planner.estimate import kv_bytes_per_token
 from sglbatch.planner.order import depth_first_order
 from sglbatch.planner.plan import Plan, make_plan
 from sglbatch.planner.render import counted, escape_controls, render_summary, shorten
+from sglbatch.planner.slabs import cut_slabs, slab_order
 from sglbatch.planner.summary import Summary
 from sglbatch.planner.tree import Tree, TreeNode, top_of_tree
 
@@ -15,6 +16,7 @@ __all__ = [
     "Tree",
     "TreeNode",
     "counted",
+    "cut_slabs",
     "depth_first_order",
     "escape_controls",
     "kv_bytes_per_token",
@@ -22,5 +24,6 @@ __all__ = [
     "plan_calls",
     "render_summary",
     "shorten",
+    "slab_order",
     "top_of_tree",
 ]

@@ -1,0 +1,74 @@
+"""A job's first calls in the plan's order, tokenised slab by slab as they are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain, pairwise
+from typing import Final
+
+from sglbatch.lang.calls import PendingCall
+from sglbatch.lang.driver import Driver, Question
+from sglbatch.planner import cut_slabs, slab_order
+from sglbatch.types import TokenIds
+
+MIN_SLAB: Final = 192
+MAX_SLAB: Final = 320
+"""Calls of a slab: tokenising one takes a fraction of a step in which a GPU computes what is new in a hundred."""
+
+
+class Feed:
+    """What the programs of a driver have asked for, a slab at a time.
+
+    Args:
+        in_slabs: else everything is one slab.
+
+    Attributes:
+        is_done: nothing is left.
+    """
+
+    def __init__(self, driver: Driver, *, in_slabs: bool) -> None:
+        self._driver = driver
+        self._in_slabs = in_slabs
+        self._slabs = self._resolved()
+        self._calls: list[PendingCall] = []
+        self.is_done = False
+
+    def next_slab(self) -> list[PendingCall]:
+        """The calls of the next slab that have to be made, in their order; none where all of it is answered already."""
+        slab = next(self._slabs, None)
+        if slab is None:
+            self.is_done = True
+            return []
+        self._calls += slab
+        return slab
+
+    def all_calls(self) -> list[PendingCall]:
+        """The calls of all slabs, in the order of the input."""
+        assert self.is_done
+        return sorted(self._calls, key=lambda call: (call.program_ids[0], call.path))
+
+    def _resolved(self) -> Iterator[list[PendingCall]]:
+        before: TokenIds | None = None
+        while questions := self._driver.hold():
+            for slab, following in pairwise(chain(self._cut(questions), (None,))):
+                assert slab is not None
+                self._driver.release(slab)
+                new = self._driver.collect()
+                if new:
+                    after = self._driver.prompt_ids(following[0]) if following else None
+                    new = _ordered(new, before, after)
+                    before = new[-1].prompt_ids
+                yield new
+            if not self._driver.num_submitted:
+                self._driver.settle_outside()  # answers of an earlier run may have led to them
+
+    def _cut(self, questions: Sequence[Question]) -> list[list[Question]]:
+        if not self._in_slabs:
+            return [list(questions)]
+        texts = [question.call.order_text for question in questions]
+        return [[questions[i] for i in slab] for slab in cut_slabs(texts, min_len=MIN_SLAB, max_len=MAX_SLAB)]
+
+
+def _ordered(calls: Sequence[PendingCall], before: TokenIds | None, after: TokenIds | None) -> list[PendingCall]:
+    order = slab_order([call.prompt_ids for call in calls], before=before, after=after, last=len(calls) - 1)
+    return [calls[i] for i in order.tolist()]
