@@ -35,7 +35,10 @@ RECORD: dict[str, Any] = {
         "tags": {"type": "array", "items": {"type": "string", "maxLength": 6}, "maxItems": 2},
         "place": {
             "type": "object",
-            "properties": {"city": {"type": "string", "maxLength": 8}, "zip": {"type": "integer"}},
+            "properties": {
+                "city": {"type": "string", "maxLength": 8},
+                "zip": {"type": "integer", "minimum": 0, "maximum": 99999},
+            },
             "required": ["city"],
             "additionalProperties": False,
         },
