@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 from torch import nn
-from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from sglbatch.engine.attention.torch import AttentionKind, TorchAttention
@@ -76,13 +75,17 @@ def attention_hook(
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, attention_hook)
 
 
-class _States(BaseModelOutputWithPast):
+class _States:
     """What a body returns, with final states alone: whatever else a model's head looks for is None."""
 
-    def __getattr__(self, name: str) -> None:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return None
+    def __init__(self, states_1RH: torch.Tensor) -> None:
+        self.last_hidden_state = states_1RH
+
+    def __getitem__(self, place: int | slice) -> Any:
+        return (self.last_hidden_state,)[place]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(super(), name) if name.startswith("__") else None
 
 
 class _Body(nn.Module):
@@ -98,7 +101,7 @@ class _Body(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if self.states_1RH is not None:
-            return _States(last_hidden_state=self.states_1RH)
+            return _States(self.states_1RH)
         return self.body(*args, **kwargs)
 
 
