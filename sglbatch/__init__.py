@@ -229,7 +229,10 @@ def constraint_for_regex(pattern: str, tokenizer: Tokenizer) -> CompiledConstrai
 
     Raises:
         ConstraintError: the pattern is no regex, matches nothing, is too large, or has a part that cannot be enforced.
+        SglbatchError: ``invalid-argument``: it is not even text.
     """
+    if not isinstance(pattern, str):
+        raise SglbatchError("invalid-argument", f"a regex is text, not {pattern!r}", hint='for example r"[0-9]{4}"')
     from sglbatch.engine.automaton_cache import AutomatonCache
     from sglbatch.engine.fsm.public import compiled_regex
 

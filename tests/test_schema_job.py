@@ -51,6 +51,7 @@ def test_what_is_no_schema_is_a_mistake_of_the_template(bad: Any) -> None:
     with pytest.raises(sgl.SglbatchError) as caught:
         gen("x", json_schema=bad)
     assert caught.value.code == "invalid-argument"
+    assert "\n" not in caught.value.message and "pydantic.dev" not in caught.value.message
 
 
 def test_a_schema_excludes_the_other_constraints() -> None:
@@ -183,3 +184,9 @@ def test_constraints_can_be_looked_at(smollm2_tokenizer: Tokenizer) -> None:
     regex = sgl.constraint_for_regex("ab+c", smollm2_tokenizer)
     assert regex.accepts("abbc") and not regex.accepts("ac") and regex.forced("") == "ab"
     assert regex.stats.compiled_to == "automaton"
+    with pytest.raises(sgl.SglbatchError) as caught:
+        regex.forced("x")
+    assert (caught.value.code, caught.value.hint) == ("not-a-beginning", None)
+    with pytest.raises(sgl.SglbatchError) as caught:
+        sgl.constraint_for_regex(5, smollm2_tokenizer)  # type: ignore[arg-type]
+    assert caught.value.code == "invalid-argument"

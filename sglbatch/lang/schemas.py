@@ -60,8 +60,9 @@ def _schema_of_type(kind: Any) -> Any:
             return _closed(kind.model_json_schema())
         return _closed(TypeAdapter(kind).json_schema())
     except (PydanticUserError, TypeError) as error:
+        reason = str(error).split("\n")[0]
         raise SglbatchError(
-            "invalid-argument", f"json_schema={kind!r} has no JSON Schema: {error}", hint=_HINT
+            "invalid-argument", f"json_schema={kind!r} has no JSON Schema: {reason}", hint=_HINT
         ) from error
 
 

@@ -4,6 +4,7 @@ $SGLBATCH_CACHE or ~/.cache/sglbatch     0700
   models/NAME/       a converted model in Hugging Face format
   downloads/         package files that a user placed there by hand
   hashes/            content hashes of local GGUF files, by path, size and time
+  automata/          regexes' automata that took long to build
   locks/
 """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from sglbatch.engine.fsm.automaton import DEAD, Automaton
 from sglbatch.engine.fsm.guide import Forced
@@ -16,6 +16,11 @@ from sglbatch.engine.fsm.schema import SchemaConstraint
 from sglbatch.engine.fsm.stored import AutomatonStore
 from sglbatch.errors import SglbatchError
 from sglbatch.tokenizer import Tokenizer
+
+_ORDER_HINT: Final = (
+    "values are written with the properties in the schema's order, and with ', ' and ': ' between them, "
+    "or ',' and ':' where separators=\"compact\""
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +74,7 @@ class CompiledConstraint:
             raise SglbatchError(
                 "not-a-beginning",
                 f"no text of the constraint begins with {text[-60:]!r}",
-                hint="a schema's text has its properties in the schema's order, ', ' and ': ' between them",
+                hint=_ORDER_HINT if isinstance(self._compiled, SchemaConstraint) else None,
             )
         return self._forced.text(state)
 
