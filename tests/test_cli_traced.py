@@ -59,6 +59,27 @@ def test_plan_counts_follow_ups_and_suggests_an_order(folder: Path, smollm2_dir:
     assert "--reorder topic,essay" in done.stdout
 
 
+HOW_ROWS_RUN = {
+    's += text + sgl.gen("a")\n    s += s["a"] + "." + sgl.gen("b")': "rows are run from the trace, without Python",
+    's += text + sgl.gen("a")\n    s += "." * int(s["a"] != "") + sgl.gen("b")': (
+        "rows are run by Python from their first answer on: the program branches on the variable 'a' (judge.py:7)"
+    ),
+    's += text.upper() + sgl.gen("a")': (
+        "rows are run by Python: the program looks into the column 'text' (upper) (judge.py:6)"
+    ),
+}
+
+
+@pytest.mark.parametrize("body", HOW_ROWS_RUN)
+def test_plan_says_how_rows_are_run(folder: Path, smollm2_dir: Path, body: str) -> None:
+    (folder / "judge.py").write_text(f"import sglbatch as sgl\n\n\n@sgl.function\ndef judge(s, text):\n    {body}\n")
+    (folder / "rows.jsonl").write_text("".join(json.dumps({"text": f"Row {i}"}) + "\n" for i in range(40)))
+    done = sglbatch("plan", "judge.py", "rows.jsonl", "--model", str(smollm2_dir), cwd=folder)
+    assert HOW_ROWS_RUN[body] in done.stdout.splitlines()
+    replayed = plan(folder, smollm2_dir)["replayed"]
+    assert replayed["without_python"] == ("without Python" in HOW_ROWS_RUN[body])
+
+
 def test_the_graph_in_its_forms(folder: Path, smollm2_dir: Path) -> None:
     def printed(form: str) -> str:
         options = ["--model", str(smollm2_dir), "--graph", form]

@@ -143,6 +143,7 @@ def plan(config: RunConfig, *, save: Path | None, as_json: bool, graph: str | No
     if as_json:
         value = {**summary.to_json(), "tree": tree.to_json(), "job": str(paths.output) if paths else None}
         value |= {"traced": foresight.to_json(), "movement": None if movement is None else movement.to_json()}
+        value |= {"replayed": ready.scripts.to_json()}
         value |= {"errors": [asdict(group) for group in tally.errors], "unenforced": unenforced}
         _print_json({**value, "changes": lines, **({"cost": cost.to_json()} if cost else {})})
     elif cost is not None:
@@ -154,6 +155,7 @@ def plan(config: RunConfig, *, save: Path | None, as_json: bool, graph: str | No
             behind = [
                 *unenforced_lines(unenforced),
                 *foresight.lines(),
+                *ready.scripts.lines(),
                 *([] if movement is None else movement.lines()),
             ]
         errors = [group.render() for group in tally.errors]

@@ -66,9 +66,9 @@ class Scripts:
         )
 
     @property
-    def whole(self) -> int:
-        """Number of shapes whose rows never run Python."""
-        return sum(script.stopped is None for script, _ in self._trusted.values())
+    def any_whole(self) -> bool:
+        """Some rows never run Python."""
+        return any(script.stopped is None for script, _ in self._trusted.values())
 
     @property
     def refused(self) -> tuple[str, ...]:
@@ -79,6 +79,21 @@ class Scripts:
     def stopped(self) -> tuple[str, ...]:
         """Why Python runs rows that start from a script from their first answer on, to go behind "the program"."""
         return tuple(dict.fromkeys(s.stopped for s, _ in self._trusted.values() if s.stopped is not None))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "without_python": self.any_whole,
+            "python_from_the_first_answer_on_because": list(self.stopped),
+            "python_because": list(self.refused),
+        }
+
+    def lines(self) -> list[str]:
+        """For people: how rows are run."""
+        lines = [f"rows are run by Python from their first answer on: the program {reason}" for reason in self.stopped]
+        lines += [f"rows are run by Python: the program {reason}" for reason in self.refused]
+        if self.any_whole:
+            lines.insert(0, f"{'most ' if lines else ''}rows are run from the trace, without Python")
+        return lines
 
     def learn(self, rows: Iterable[Mapping[str, Any]], answers: Sequence[MadeUp]) -> None:
         """Record a script for every shape that these rows' arguments have, and keep those that do exactly what the
