@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from typing import Protocol
 
 from sglbatch.engine.choice import Choice
 from sglbatch.engine.decision import Output
@@ -13,6 +12,7 @@ from sglbatch.engine.fsm.guide import Forced, Guide
 from sglbatch.engine.fsm.masks import TokenMasks
 from sglbatch.engine.generation import Generation
 from sglbatch.engine.input_scores import InputScores
+from sglbatch.engine.passes import Passes, Pending, Runner
 from sglbatch.engine.radix.order import depth_first_order
 from sglbatch.engine.run_order import RequestRows, place_rows
 from sglbatch.engine.sampler import Sampling
@@ -33,23 +33,8 @@ from sglbatch.types import (
     unconditional_runs,
 )
 
-
-class Pending(Protocol):
-    """A launched step's outputs, one for each action."""
-
-    def result(self) -> list[Output]: ...
-
-
 MAX_FORCED = 256
 """Constraints whose forced runs are remembered."""
-
-
-class Runner(Protocol):
-    """What puts a step through a model; ``ModelRunner``, and a stub in tests of the scheduler."""
-
-    def best_rows(self, num_ready: int) -> int: ...
-
-    def launch(self, step: Step, samplings: Seq[Sampling | None]) -> Pending: ...
 
 
 MIN_OVERLAP_TOKENS = 256
@@ -81,6 +66,7 @@ class LocalEngine:
         self.context_len = context_len
         self.scheduler = Scheduler(scheduler_config)
         self._runner = runner
+        self._passes = Passes(runner)
         self._owners: dict[Sequence, Generation | Choice | InputScores] = {}
         self._overlap = overlap
         self._in_flight: tuple[Step, Pending] | None = None
@@ -124,26 +110,31 @@ class LocalEngine:
         before, self._in_flight = self._in_flight, None
         scheduler = self.scheduler
         if scheduler.has_unfinished and (before is None or scheduler.num_ready() >= MIN_OVERLAP_TOKENS):
-            self._in_flight = self._launch(halve=before is None and self._overlap)
+            self._in_flight = self._launch(before)
         if before is None and not self._overlap:
             before, self._in_flight = self._in_flight, None
         if before is not None:
             results += self._land(*before)
         return results
 
-    def _launch(self, *, halve: bool) -> tuple[Step, Pending] | None:
-        """Schedules and launches a step; with ``halve`` only half of many decoding rows, so that two cohorts form."""
+    def _launch(self, before: tuple[Step, Pending] | None) -> tuple[Step, Pending] | None:
+        """Schedules and launches a step behind the one in flight; without one only half of many decoding rows, so that
+        two cohorts form."""
         limit = None
         if self._overlap:
             num_ready = sum(1 for sequence in self.scheduler.running if not sequence.in_flight)
-            if halve and num_ready >= 2 * MIN_OVERLAP_TOKENS:
+            if before is None and num_ready >= 2 * MIN_OVERLAP_TOKENS:
                 num_ready //= 2
             if num_ready >= MIN_OVERLAP_TOKENS:
                 limit = self._runner.best_rows(num_ready)
         step = self.scheduler.schedule(limit)
         if not step.pieces and not step.actions:
             return None
-        return step, self._runner.launch(step, [self._sampling(action) for action in step.actions])
+        samplings = [self._sampling(action) for action in step.actions]
+        pending = self._passes.launch(step, samplings, None if before is None else before[1])
+        if self._passes.max_tokens is not None:
+            self.scheduler.max_batch_tokens = min(self.scheduler.max_batch_tokens, self._passes.max_tokens)
+        return step, pending
 
     def _land(self, step: Step, pending: Pending) -> list[Result]:
         outputs = pending.result()
@@ -163,6 +154,7 @@ class LocalEngine:
             recomputed_tokens=counters.recomputed_tokens,
             generated_tokens=self._num_generated,
             steps=counters.steps,
+            out_of_memory=self._passes.num_out_of_memory,
         )
 
     def close(self) -> None:

@@ -223,7 +223,7 @@ class ModelRunner:
         action_rows = [index[id(a.row)] for a in step.actions]
         pending = Pending(len(step.actions))
         size = MAX_LOGIT_ROWS[self.device.type]
-        if action_rows != list(range(len(rows))):
+        if action_rows and action_rows != list(range(len(rows))):
             states_RH = states_RH[to_device(action_rows, self.device)]
         for begin in range(0, len(action_rows), size):
             part = slice(begin, begin + size)
