@@ -287,6 +287,38 @@ def test_a_misspelled_argument_ends_the_job_before_it_starts(world: World) -> No
     assert world.backend is None and not world.paths.folder.exists()
 
 
+CANCELS = """
+import asyncio
+import sglbatch as sgl
+
+@sgl.function(temperature=0)
+def picky(s, q):
+    if q.startswith("bad"):
+        raise asyncio.CancelledError("not an Exception")
+    s += q + sgl.gen("a", max_tokens=4)
+"""
+
+
+def test_whatever_a_row_raises_is_that_row_s_error(world: World) -> None:
+    world.write_template(CANCELS)
+    world.write_rows([{"q": "good"}, {"q": "bad"}])
+    assert world.run().exit_code == 1
+    assert [row["_error"] and row["_error"]["message"] for row in world.output()] == [
+        None,
+        "CancelledError: not an Exception (two.py:8)",
+    ]
+
+
+def test_nothing_to_export_says_what_to_do(world: World, tmp_path: Path) -> None:
+    world.questions(range(3))
+    world.on_request = lambda count: world.stop.receive(signal.SIGTERM, None)
+    world.batch = 1
+    assert world.run().exit_code == 143
+    with pytest.raises(SglbatchError, match="no row is finished yet") as caught:
+        export_rows(world.paths, tmp_path / "partial.jsonl")
+    assert caught.value.hint == "the same `sglbatch run` command continues it"
+
+
 def test_failed_rows_are_retried_under_other_options(world: World) -> None:
     world.questions(range(3))
     world.failing = ("number 1?",)
@@ -473,7 +505,8 @@ def test_a_full_disk_ends_the_run_and_keeps_what_was_written(world: World, monke
 
     with monkeypatch.context() as patch:
         patch.setattr(records.os, "write", full)
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(OSError, match="No space left") as caught:
             world.run()
+    assert str(world.paths.folder) in str(caught.value.filename), "the user can see which disk"
     report = world.run().report
     assert report.calls_reused >= 8 and report.rows_done == 20

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from sglbatch.errors import SglbatchError
 from sglbatch.job.config import MaxFailures, RunConfig, default_output, parse_pairs
 from sglbatch.job.identity import RowKeys, short_hash
 from sglbatch.job.manifest import Finished, Manifest, changes
-from sglbatch.job.paths import JobPaths, job_of, move_aside
+from sglbatch.job.paths import JobPaths, job_of, move_aside, write_atomically
 from sglbatch.job.rows import FinishedRow, RowStore
 from sglbatch.types import ErrorInfo, Usage, VarType
 from sglbatch.version import __version__
@@ -191,3 +192,17 @@ def test_the_job_of_an_output(tmp_path: Path) -> None:
     paths.folder.mkdir()
     paths.manifest.write_text("{}")
     assert job_of(paths.output) == paths == job_of(paths.folder)
+
+
+def test_a_file_that_cannot_be_replaced_leaves_no_other_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    path = tmp_path / "manifest.json"
+    write_atomically(path, b"old")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space left") as caught:
+            write_atomically(path, b"new")
+    assert caught.value.filename == str(path)
+    assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]

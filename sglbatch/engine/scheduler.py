@@ -520,9 +520,9 @@ class Scheduler:
             self._unkeep(node)
 
     def _unkeep(self, node: RadixNode) -> None:
-        left = self.tree.unkeep(node)
+        self.tree.unkeep(node)
         if not self.config.retain:
-            self.tree.prune(left)
+            self.tree.prune(node)
 
     def _drop_tail(self, sequence: Sequence) -> None:
         self.pool.free(sequence.tail)

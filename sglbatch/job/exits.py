@@ -28,7 +28,9 @@ def guarded(command: Callable[[], int]) -> NoReturn:
     except OSError as error:
         _tell(environment_error(error).render(), debug)
         _leave(EXIT_MODEL)
-    except Exception as error:  # noqa: BLE001 - the last line of defence: exit code 70 instead of Python's 1
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # noqa: BLE001 - the last line of defence: exit code 70 instead of Python's 1
         _tell(
             f"error[internal]: {type(error).__name__}: {error}\n"
             "hint: this is a bug in sglbatch: please report it to the project's issue tracker, with the output of "

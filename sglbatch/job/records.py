@@ -89,8 +89,11 @@ class AppendFile:
             return
         data = memoryview(b"".join(self._pending))
         self._pending.clear()
-        while data:
-            data = data[os.write(self._fd, data) :]
+        try:
+            while data:
+                data = data[os.write(self._fd, data) :]
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
         self._dirty = True
 
     def sync(self) -> None:

@@ -46,7 +46,7 @@ class Status:
             f"{'rows':<10}{self.rows_done:,} of {self.rows:,} done, {self.rows_failed:,} failed",
             f"{'calls':<10}{self.calls:,} recorded",
         ]
-        if self.next_step:
+        if self.next_step and self.state != "running":
             lines.append(f"{'next':<10}{self.next_step}")
         return "\n".join(lines)
 
@@ -94,7 +94,8 @@ def export_rows(paths: JobPaths, target: Path) -> WriteReport:
     manifest = Manifest.load(paths.manifest)
     store = _rows(paths, manifest, _live_holder(paths))
     if store is None or not store.num_finished:
-        raise SglbatchError("nothing-finished", "no row is finished yet", where=str(paths.output), hint="try later")
+        hint = read_status(paths).next_step
+        raise SglbatchError("nothing-finished", "no row is finished yet", where=str(paths.output), hint=hint)
     config = manifest.config
     if not config.keep:
         return write_rows(target, store, inputs=None, config=config)

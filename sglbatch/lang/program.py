@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from greenlet import GreenletExit
+
 from sglbatch.errors import CallError, SglbatchError
 from sglbatch.lang.abstract import TraceStop
 from sglbatch.lang.calls import Answer, Call, ModelCall, OutsideAnswer, OutsideCall, ProgramError
@@ -257,7 +259,7 @@ class Program:
     # --- the function's side ---
 
     def run_function(self) -> None:
-        """Call the author's function. KeyboardInterrupt is for the whole process and passes on."""
+        """Call the author's function. What is for the process, a trace or the greenlet passes on."""
         assert self.state is not None
         try:
             arguments = {name: self._protect_argument(name, value) for name, value in self.arguments.items()}
@@ -265,7 +267,9 @@ class Program:
             self.state.ret_value = self.returned
             if self.tracer is not None:
                 self.tracer.ends(self.returned)
-        except (Exception, SystemExit) as error:  # noqa: BLE001  a row's code may raise anything; it is that row's error
+        except (KeyboardInterrupt, GreenletExit, TraceStop):
+            raise
+        except BaseException as error:  # noqa: BLE001  a row's code may raise anything; it is that row's error
             self._raise(error)
         self.function_ended = True
 
