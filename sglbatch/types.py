@@ -363,7 +363,7 @@ class BackendStats:
 
     computed_prompt_tokens counts every prompt token that was put through the model, recomputed ones
     (after a pause or an eviction) included; recomputed_tokens counts those apart (and recomputed
-    generated tokens).
+    generated tokens). out_of_memory counts how often a step did not fit the device's memory and was run in parts.
     """
 
     requests: int = 0
@@ -372,6 +372,7 @@ class BackendStats:
     recomputed_tokens: int = 0
     generated_tokens: int = 0
     steps: int = 0
+    out_of_memory: int = 0
 
 
 class Backend(Protocol):

@@ -103,8 +103,9 @@ def duplicate_calls(tokenizer: Tokenizer) -> list[Call]:
     texts = tree_texts(rubrics=1, essays=1, questions=2)
     texts = [*texts, texts[0] + " Yes", texts[0] + " Yes, because"]
     letters = Choose(alternatives=tuple(tuple(tokenizer.encode(t)) for t in (" Yes", " Yes, mostly", " No", " Not")))
+    longer = Choose(alternatives=tuple(tuple(tokenizer.encode(t)) for t in (" Yes, mostly so", " Yes, always", " Not")))
     chance = Generate(max_tokens=1, temperature=1.0)
-    return [(ids, o) for ids in tokenised(tokenizer, texts * 4) for o in (ONE_TOKEN, chance, letters)]
+    return [(ids, o) for ids in tokenised(tokenizer, texts * 4) for o in (ONE_TOKEN, chance, letters, longer)]
 
 
 @pytest.mark.parametrize("make_calls", [mmlu_calls, tree_calls, duplicate_calls])

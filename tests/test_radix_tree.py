@@ -109,3 +109,18 @@ def test_eviction_order() -> None:
         tree.evict(1)
         gone += [n for n in (dead, deep, fork, shallow) if n.parent is None and n not in gone]
     assert gone[0] is dead and gone[1] is shallow and set(map(id, gone[2:])) == {id(deep), id(fork)}
+
+
+def test_what_is_left_of_a_kept_path_stays_kept() -> None:
+    tree = RadixTree(SlotPool(16))
+    upper = add(tree, [1, 2, 3])
+    lower = add(tree, [1, 2, 3, 4, 5])
+    other = add(tree, [7, 7])
+    tree.keep(lower)
+    tree.evict(3)
+    assert other.parent is None and lower.parent is None, "kept paths go last"
+    assert upper.parent is tree.root and upper.num_keeps == 1
+    assert tree.unkeep(lower) is upper
+    tree.prune(upper)
+    assert tree.pool.num_free == 16
+    tree.check_integrity(0)

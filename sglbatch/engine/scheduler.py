@@ -520,9 +520,9 @@ class Scheduler:
             self._unkeep(node)
 
     def _unkeep(self, node: RadixNode) -> None:
-        self.tree.unkeep(node)
+        left = self.tree.unkeep(node)
         if not self.config.retain:
-            self.tree.prune(node)
+            self.tree.prune(left)
 
     def _drop_tail(self, sequence: Sequence) -> None:
         self.pool.free(sequence.tail)

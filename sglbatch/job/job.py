@@ -179,6 +179,7 @@ class Job:
             computed_prompt_tokens=stats.computed_prompt_tokens,
             unique_prompt_tokens=self._plan.unique_tokens if self._plan else 0,
             recomputed_tokens=stats.recomputed_tokens,
+            out_of_memory=stats.out_of_memory,
             hit_rate=round(hit_rate(stats), 6),
             best_hit_rate=round(self._plan.best_hit_rate, 6) if self._plan else 0.0,
             generated_tokens=stats.generated_tokens,

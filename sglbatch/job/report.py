@@ -48,6 +48,7 @@ class Report:
         prompt_tokens: prompt tokens of the requests.
         computed_prompt_tokens: those that went through the model, recomputed ones included.
         recomputed_tokens: those that went through it again after their memory had been given up.
+        out_of_memory: how often a step did not fit the device's memory; it was run in smaller ones.
         unique_prompt_tokens: those of the planned first requests when every shared beginning counts once.
         hit_rate: 1 - computed_prompt_tokens / prompt_tokens, over all requests of this run, follow-up calls included.
         best_hit_rate: 1 - unique / all prompt tokens of the planned first requests: the most that first requests allow.
@@ -73,6 +74,7 @@ class Report:
     computed_prompt_tokens: int = 0
     unique_prompt_tokens: int = 0
     recomputed_tokens: int = 0
+    out_of_memory: int = 0
     hit_rate: float = 0.0
     best_hit_rate: float = 0.0
     generated_tokens: int = 0
@@ -132,6 +134,11 @@ class Report:
         ]
         if self.recomputed_tokens:
             lines.insert(3, f"{'':<10}{self.recomputed_tokens:,} tokens computed again after their memory was given up")
+        if self.out_of_memory:
+            lines.append(
+                f"{'memory':<10}{self.out_of_memory:,} times a step did not fit the device and was run in parts; "
+                "a smaller --kv-tokens leaves more for steps"
+            )
         if self.unenforced or self.rows_invalid:
             only = f"; only validated: {', '.join(self.unenforced)}" if self.unenforced else ""
             lines.append(f"{'schemas':<10}{self.rows_invalid:,} rows failed validation{escape_controls(only)}")

@@ -33,6 +33,7 @@ class RadixNode:
             engine, opaque to the tree; dropped with the node.
         logprobs: of each token given everything before it, where prompts are scored; see ``TokenLogprobs``.
         num_keeps: programs that may still extend a path ending here.
+        heir: once it is evicted, its parent, which has its keeps.
     """
 
     __slots__ = (
@@ -40,6 +41,7 @@ class RadixNode:
         "children",
         "end_state",
         "extents",
+        "heir",
         "ids",
         "last_use",
         "lock_ref",
@@ -58,6 +60,7 @@ class RadixNode:
         self.children: dict[int, RadixNode] = {}
         self.lock_ref = 0
         self.num_keeps = 0
+        self.heir: RadixNode | None = None
         self.num_computed = 0
         self.last_use = 0
         self.end_state: Any = None
@@ -195,11 +198,14 @@ class RadixTree:
         """A program may extend this path: evicted only after paths that nobody will extend."""
         node.num_keeps += 1
 
-    def unkeep(self, node: RadixNode) -> None:
-        """The program is done with it. The node may have been evicted meanwhile."""
+    def unkeep(self, node: RadixNode) -> RadixNode:
+        """The program is done with it; returns the node, or what is left of its path after evictions."""
+        while node.heir is not None:
+            node = node.heir
         assert node.num_keeps > 0
         node.num_keeps -= 1
         self._offer(node)
+        return node
 
     # --- letting go ---
 
@@ -245,7 +251,8 @@ class RadixTree:
         parent = node.parent
         assert parent is not None
         del parent.children[int(node.ids[0])]
-        node.parent = None
+        node.parent, node.heir = None, parent
+        parent.num_keeps += node.num_keeps
         node.end_state = None
         self.pool.free(node.extents)
         self.num_cached -= len(node.ids)
