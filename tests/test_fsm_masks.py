@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 
 import numpy as np
 import numpy.typing as npt
@@ -117,8 +119,19 @@ def test_masks_and_guides_are_shared() -> None:
     assert first.mask(0) is first.mask(1)
     assert first.mask(0) is masks.guide(automata[1]).mask(2)
     assert not first.mask(0).flags.writeable
-    masks.guide(automata[2])
-    assert masks.guide(automata[0]) is not first
+
+
+def test_a_guide_is_the_same_while_it_is_used_and_forgotten_some_time_after() -> None:
+    tokens = [bytes([byte]) for byte in range(256)]
+    masks = TokenMasks(tokens, frozenset({EOS}), 256, max_guides=2)
+    automata = [compile_regex(text) for text in "abcd"]
+    guides = [masks.guide(automaton) for automaton in automata]
+    for _ in range(3):  # rows of more constraints than are remembered, in turn
+        assert all(masks.guide(automaton) is guide for automaton, guide in zip(automata, guides, strict=True))
+    watched = [weakref.ref(guide) for guide in guides]
+    del guides
+    gc.collect()
+    assert [watch() is None for watch in watched] == [True, True, False, False]
 
 
 def _decode_at_random(guide: Guide, masks: TokenMasks, source: random.Random) -> bytes | None:

@@ -28,7 +28,7 @@ class TokenMasks:
         token_bytes: the bytes each token id stands for; b"" for special tokens and unused ids.
         eos_token_ids: allowed exactly where a text may end.
         vocab_size: number of the model's logits, at least ``len(token_bytes)``; further ids are never allowed.
-        max_guides: constraints whose masks are remembered; the least recently used go first.
+        max_guides: constraints whose masks are remembered while nobody uses them; the least recently used go first.
     """
 
     def __init__(
@@ -42,20 +42,22 @@ class TokenMasks:
         self._vocabulary = Vocabulary(self._token_bytes)
         self._max_guides = max_guides
         self._guides: OrderedDict[Automaton | SchemaConstraint, Guide] = OrderedDict()
+        self._in_use: WeakValueDictionary[Automaton | SchemaConstraint, Guide] = WeakValueDictionary()
         self._distinct: WeakValueDictionary[bytes, Bitmask] = WeakValueDictionary()
 
     def guide(self, compiled: Automaton | SchemaConstraint) -> Guide:
-        """The guide of this very object, remembered among the last ``max_guides``.
+        """The guide of this very object: the same one while anybody holds it, or it is among the last ``max_guides``.
 
         Raises ConstraintError (untokenizable-constraint) when no sequence of tokens spells an accepted text.
         """
-        guide = self._guides.get(compiled)
+        guide = self._in_use.get(compiled)
         if guide is None:
             guide = AutomatonGuide(compiled, self) if isinstance(compiled, Automaton) else MachineGuide(compiled, self)
-            self._guides[compiled] = guide
-            if len(self._guides) > self._max_guides:
-                self._guides.popitem(last=False)
+            self._in_use[compiled] = guide
+        self._guides[compiled] = guide
         self._guides.move_to_end(compiled)
+        if len(self._guides) > self._max_guides:
+            self._guides.popitem(last=False)
         return guide
 
     @property
