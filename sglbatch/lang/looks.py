@@ -313,7 +313,7 @@ class _Function:
         kind = self._kind(node.value)
         if kind and node.conversion not in (-1, ord("s")):
             self._found("puts a row's values into text as Python writes them")
-        if kind == Kind.TEXT and node.format_spec is not None:
+        if node.format_spec is not None and (kind == Kind.TEXT or self._kind(node.format_spec)):
             self._found("formats text made of a row's values")
         return kind
 
