@@ -158,6 +158,21 @@ def test_the_plan_lists_what_is_only_validated(project: Project) -> None:
     assert enforced.exit_code == 0 and "only validated" not in enforced.stdout
 
 
+def test_the_next_plan_finds_the_automata_of_the_last(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = project.data.with_name("cache")
+    monkeypatch.setenv("SGLBATCH_CACHE", str(cache))
+    project.template.write_text(TEMPLATE.format(extra=", regex='(a|b)*a(a|b){10}', max_tokens=20"))
+    assert project.call("plan").exit_code == 0
+    (kept,) = (cache / "automata").iterdir()
+    before = kept.stat().st_ino
+    assert project.call("plan").exit_code == 0
+    assert [path.stat().st_ino for path in (cache / "automata").iterdir()] == [before]
+    pattern = {"type": "object", "patternProperties": {"^(a|b)*a(a|b){10}$": {}}, "additionalProperties": False}
+    project.template.write_text(TEMPLATE.format(extra=""))
+    assert project.with_schema(pattern, "plan").exit_code == 0
+    assert len(list((cache / "automata").iterdir())) == 2
+
+
 # --- runs of the real model --------------------------------------------------------------------
 
 
