@@ -162,11 +162,15 @@ class Watched:
 
 
 @contextmanager
-def opened(file: Path, model: LocalModel, tokenizer: Tokenizer, limit: int | None) -> Iterator[Prepared]:
-    """A workload as a job that can start."""
-    config = RunConfig(template=PROGRAM, data=(str(file),), model=model.name, limit=limit)
-    template = load_template(config.template)
-    with open_rows(config.data, limit=limit) as inputs:
+def opened(
+    file: Path, rows: Sequence[Mapping[str, Any]], model: LocalModel, tokenizer: Tokenizer
+) -> Iterator[Prepared]:
+    """A workload as a job that can start: what is the same in all rows is a parameter, as ``--param`` sets one."""
+    values = {name: {row.get(name) for row in rows} for name in ("max_tokens", "ignore_eos", "regex")}
+    params = {name: json.dumps(found.pop()) for name, found in values.items() if len(found) == 1}
+    config = RunConfig(template=PROGRAM, data=(str(file),), model=model.name, limit=len(rows), params=params)
+    template = load_template(config.template, params=params)
+    with open_rows(config.data, limit=config.limit) as inputs:
         binding = template.bind(inputs.columns, {})
         yield Prepared(
             config=config,
@@ -291,7 +295,7 @@ def main() -> None:
         if args.profile:
             profile(engine, tokenizer, rows, file.stem)
             continue
-        with opened(file, model, tokenizer, args.limit) as ready:
+        with opened(file, rows, model, tokenizer) as ready:
             result = run_workload(engine, ready, rows)
         log = result.pop("step_log")
         if args.out:

@@ -32,12 +32,16 @@ class MadeUpAnswers:
     def __init__(self, variant: int, compiler: Compiler) -> None:
         self._variant = variant
         self._compiler = compiler
+        self._texts: dict[Constraint | None, str] = {}
 
     def text(self, call: ModelCall) -> str:
         if isinstance(call.question, Choices):
             choices = call.question.choices
             return choices[self._variant * (len(choices) - 1) // (VARIANTS - 1)]
-        return made_up_text(call.question, self._compiler, self._variant)
+        constraint = call.question.constraint
+        if constraint not in self._texts:
+            self._texts[constraint] = made_up_text(call.question, self._compiler, self._variant)
+        return self._texts[constraint]
 
 
 def made_up_text(question: Generate, compiler: Compiler, variant: int = 0) -> str:
