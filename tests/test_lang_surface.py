@@ -316,6 +316,36 @@ def test_functions_bind_trace_and_call(backend: ScriptedBackend) -> None:
     assert next(iter(states)).ret_value == "[a]2"
 
 
+def test_run_batch_shows_its_progress_and_texts(
+    backend: ScriptedBackend, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = sgl.function(lambda s, word: s.__iadd__(word + sgl.gen("x")))
+    list(program.run_batch([("a",), ("b",)], backend=backend, progress_bar=True))
+    assert "2/2" in capsys.readouterr().err
+    assert list(program.run_batch([], backend=backend)) == []
+    list(program.run_batch([("a",)], backend=backend))
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setattr(sgl.global_config, "verbosity", 2)
+    list(program.run_batch([("a",), ("b",)], backend=backend))
+    assert capsys.readouterr().out == "a[a]\nb[b]\n"
+
+
+def test_a_group_takes_tuples_and_a_fork_is_of_one_by_default(backend: ScriptedBackend) -> None:
+    def body(s: Any) -> None:
+        s += "a"
+        (branch,) = s.fork()
+        branch += " b" + sgl.gen("x")
+        forks = s.fork(2)
+        forks += (" c" + sgl.gen("y"), " d" + sgl.gen("y"))
+        s["read"] = [branch["x"], forks[0]["y"], forks[1]["y"]]
+        with pytest.raises(sgl.SglbatchError, match="a list of 3 expressions was added to 2 branches"):
+            forks += ["1", "2", "3"]
+        with pytest.raises(sgl.SglbatchError, match="fork needs at least one branch, not 0"):
+            s.fork(0)
+
+    assert run(backend, body)["read"] == ["[b]", "[c]", "[d]"]
+
+
 # --- reading while it runs ---------------------------------------------------------------------
 
 
