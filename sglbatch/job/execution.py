@@ -198,6 +198,8 @@ class Execution:
     def _load_early(self) -> None:
         """Starts loading as soon as it is certain that there is something to compute, and likely that it can be."""
         self._loading.check()
+        if self._loading.is_under_way or self._loading.backend is not None:
+            return  # every question would be looked at again with every chunk of rows
         if self._any_known or self._prepared.config.kv_tokens is not None or not self._driver.asked:
             return  # what does not fit a pool of a given size is known when it is tokenised
         try:
