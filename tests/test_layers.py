@@ -47,6 +47,7 @@ HEAVY = {
     "openai": {"sglbatch.api_spec"},
     "httpx2": {"sglbatch.api_spec"},
     "genai_prices": {"sglbatch.api_spec"},
+    "bpe_openai": {"sglbatch.api_spec"},
     "typer": {"sglbatch.cli"},
 }
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections import Counter as Counts
 from collections import deque
 from collections.abc import Hashable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
@@ -18,6 +18,7 @@ from sglbatch.api_spec.fields import field_values
 from sglbatch.api_spec.first_token import Decision, decide
 from sglbatch.api_spec.matching import Matcher, Taken, first_stop
 from sglbatch.api_spec.model import ApiModel
+from sglbatch.api_spec.probing import Trials
 from sglbatch.api_spec.speculation import Speculation, place_of
 from sglbatch.api_spec.tokens import Counter
 from sglbatch.api_spec.ways import (
@@ -83,15 +84,24 @@ class Used:
         return Usage(prompt_tokens=self.prompt, generated_tokens=self.generated)
 
 
+@dataclass(kw_only=True, slots=True)
+class _Tried:
+    """How a cheaper means has done at a place."""
+
+    started: int = 0
+    fits: deque[bool] = field(default_factory=lambda: deque(maxlen=FIT_WINDOW))
+    trials: Trials = field(default_factory=Trials)
+
+
 @dataclass(kw_only=True)
 class Asking:
     """Answers calls. One for a run; it knows no threads and no clock.
 
     Args:
         methods: how many calls were answered by which means.
-        fits: for each place of a template, whether the cheaper means gave what was asked for, lately.
+        tried: for each cheaper means and place of a template, whether it gave what was asked for, lately.
         has_logprobs: the endpoint names the likeliest tokens, as far as is known.
-        probed: for each place of a template, set once a call that went ahead has ended.
+        ahead: for each place of a template, the calls that go ahead.
     """
 
     model: ApiModel
@@ -99,9 +109,9 @@ class Asking:
     speculation: Speculation
     poster: Poster
     methods: Counts[str] = field(default_factory=Counts)
-    fits: dict[Hashable, deque[bool]] = field(default_factory=dict)
+    tried: dict[Hashable, _Tried] = field(default_factory=dict)
     has_logprobs: bool = True
-    probed: dict[Hashable, asyncio.Event] = field(default_factory=dict)
+    ahead: dict[Hashable, Trials] = field(default_factory=dict)
 
     async def answer(self, call: TextCall, *, request_id: int, seed: int, used: Used) -> Result:
         """The call's result, with what came ahead.
@@ -114,23 +124,19 @@ class Asking:
         """
         call = replace(call, following=joinable(call))
         asks = [NextAsk(name=call.name, question=call.question), *asks_of(call.following)]
-        place = place_of(call)
-        if len(asks) < 2 or call.ahead_tokens == 0 or not await self._begins_ahead(place):
+        trials = self.ahead.setdefault(place_of(call), Trials())
+        if len(asks) < 2 or call.ahead_tokens == 0 or not await self._begins_ahead(call, trials):
             call = replace(call, following=())
-        try:
+        with trials.trying() if call.following else nullcontext():
             taken, means = await self._taken(call, seed, used)
-        finally:
-            if call.following:
-                self.probed[place].set()
         self.methods[means] += 1
         first, *ahead = [_result(found, request_id, means) for found in taken]
         return replace(first, usage=used.usage, ahead=tuple(ahead))
 
-    async def _begins_ahead(self, place: Hashable) -> bool:
-        """Whether a call goes ahead; where that is being tried, the first that has tried shows it."""
-        probed = self.probed.setdefault(place, asyncio.Event())
-        if self.speculation.is_open(place):
-            await probed.wait()
+    async def _begins_ahead(self, call: TextCall, trials: Trials) -> bool:
+        """Whether a call goes ahead; where that is being tried, those that try show it."""
+        place = place_of(call)
+        await trials.settled(lambda: self.speculation.is_open(place))
         return self.speculation.begin(place)
 
     async def _taken(self, call: TextCall, seed: int, used: Used) -> tuple[list[Taken], str]:
@@ -138,7 +144,7 @@ class Asking:
         alone = replace(call, following=())
         means = first_means(call, self.model)
         if means == BY_LOGPROBS:
-            if self.has_logprobs and self._pays(means, alone):
+            if self.has_logprobs and await self._tries(means, alone):
                 decision = await self._first_token(alone, seed, used)
                 if decision is not None:
                     return [_chosen(alone, decision)], means
@@ -148,41 +154,44 @@ class Asking:
         if means == BY_TEXT:
             return await self._text(call, seed, used) or await self._text(alone, seed, used), means
         schema = has_schema(self.model)
-        if not schema or self._pays(means, alone):
-            taken = await self._text(call, seed, used)
-            self._note_fit(means, alone, fits=bool(taken))
+        if not schema or await self._tries(means, alone):
+            tried = self.tried.setdefault((means, place_of(alone)), _Tried())
+            with tried.trials.trying():
+                taken = await self._text(call, seed, used)
+                tried.fits.append(bool(taken))
             if taken:
                 return taken, means
         if schema:
             return await self._fields(alone, seed, used), BY_FIELD
         return await self._insist(alone, seed, used), BY_INSISTING
 
-    def _pays(self, means: str, call: TextCall) -> bool:
-        """Whether to try the cheaper means first at this place: where it mostly does, or has not been seen to fail."""
-        fits = self.fits.get((means, place_of(call)), ())
-        return len(fits) < FIT_PROBES or sum(fits) >= MOSTLY * len(fits)
-
-    def _note_fit(self, means: str, call: TextCall, *, fits: bool) -> None:
-        self.fits.setdefault((means, place_of(call)), deque(maxlen=FIT_WINDOW)).append(fits)
+    async def _tries(self, means: str, call: TextCall) -> bool:
+        """Whether to try the cheaper means first: a few calls do, and the others where it mostly gave the answer."""
+        tried = self.tried.setdefault((means, place_of(call)), _Tried())
+        await tried.trials.settled(lambda: tried.started >= FIT_PROBES > len(tried.fits))
+        if tried.started >= FIT_PROBES and (not tried.fits or sum(tried.fits) < MOSTLY * len(tried.fits)):
+            return False
+        tried.started += 1
+        return True
 
     # --- by the first token ---
 
     async def _first_token(self, call: TextCall, seed: int, used: Used) -> Decision | None:
         """The choice that the log-probabilities of the first token name; None where they do not."""
         assert isinstance(call.question, TextChoices)
-        try:
-            answer = await self._post(bodies.first_token(call, self.model, seed=seed), call, used)
-        except CallError as error:
-            if error.code != "refused-request":
-                raise
-            self.has_logprobs = False  # the schema shows whether it was the log-probabilities that were refused
-            return None
-        if not answer.first_token:
-            self.has_logprobs = False
-            return None
-        decision = decide(call.question, answer.first_token, seed=seed)
-        self._note_fit(BY_LOGPROBS, call, fits=decision is not None)
-        return decision
+        tried = self.tried[BY_LOGPROBS, place_of(call)]
+        with tried.trials.trying():
+            try:
+                answer = await self._post(bodies.first_token(call, self.model, seed=seed), call, used)
+            except CallError as error:
+                if error.code != "refused-request":
+                    raise
+                self.has_logprobs = False  # the schema shows whether it was the log-probabilities that were refused
+                return None
+            self.has_logprobs = bool(answer.first_token)
+            decision = decide(call.question, answer.first_token, seed=seed)
+            tried.fits.append(decision is not None)
+            return decision
 
     # --- free text ---
 
@@ -203,8 +212,7 @@ class Asking:
             used,
         )
         text = self._without_prefix(answer.text, call)
-        if isinstance(call.question, TextChoices):
-            text = _aligned(text, call.question)
+        text = _aligned(text, call)
         taken = self._match(call, text, answer, bool(stops[: self.model.family.num_stops]))
         if call.following:
             self._record(call, place, text, answer, taken)
@@ -350,9 +358,16 @@ class Asking:
         return answer
 
 
-def _aligned(text: str, question: TextChoices) -> str:
-    """Spaces before a choice are the endpoint's way of tokenising, unless the choices have them themselves."""
-    return text if any(choice[0].isspace() for choice in question.choices) else text.lstrip(" ")
+def _aligned(text: str, call: TextCall) -> str:
+    """Spaces before a form are the prompt's or the endpoint's way of tokenising, unless the form has them itself."""
+    question = call.question
+    if isinstance(question, TextChoices):
+        return text if any(choice[0].isspace() for choice in question.choices) else text.lstrip(" ")
+    if question.constraint is None:
+        return text
+    if question.constraint.kind == "json_schema":
+        return text.lstrip()
+    return text if longest(question, text) is not None and not call.prefix.endswith(" ") else text.lstrip(" ")
 
 
 def _chosen(call: TextCall, decision: Decision) -> Taken:

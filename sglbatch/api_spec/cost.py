@@ -10,14 +10,17 @@ from typing import Any, Final
 
 from sglbatch.api_spec.answers import Tokens
 from sglbatch.api_spec.calibration import Ratio, real_over_expected
-from sglbatch.api_spec.dry import DryCall, Guess
+from sglbatch.api_spec.dry import Choice, DryCall, Fails, Guess, Length, Template
 from sglbatch.api_spec.prices import Prices, dollars
 
-_EXTREMES: Final = tuple(
-    Guess(length=length, choice=choice, template=template)
-    for template in ("followed", "ignored", "single")
-    for length in ("short", "long")
-    for choice in ("first", "last")
+_LENGTHS: Final[tuple[tuple[Length, Fails], ...]] = (("short", "never"), ("long", "sometimes"), ("long", "always"))
+_CHOICES: Final[tuple[Choice, ...]] = ("first", "last")
+_TEMPLATES: Final[tuple[Template, ...]] = ("followed", "ignored", "single")
+_EXTREMES: Final[tuple[Guess, ...]] = tuple(
+    Guess(length=length, choice=choice, template=template, fails=fails)
+    for template in _TEMPLATES
+    for length, fails in _LENGTHS
+    for choice in _CHOICES
 )
 EXPECTED: Final = Guess(length="typical", choice="any", template="likely")
 SINGLE: Final = Guess(length="typical", choice="any", template="single")
@@ -170,12 +173,15 @@ def _ratio(answered: Mapping[int, Tokens], expected: Sequence[DryCall], prices: 
 
 
 def _held_against(found: Range, ratio: Ratio, *, discount: float) -> Range:
-    """What answered rows make likely. ``discount``: what the provider's cache may leave of the low end."""
-    return Range(
-        low=found.expected * ratio.low * discount,
-        expected=found.expected * ratio.middle,
-        high=found.expected * ratio.high,
-    )
+    """What answered rows make likely, and no more than was possible before unless they have shown that to be wrong.
+
+    Args:
+        discount: what the provider's cache may leave of the low end.
+    """
+    low, middle, high = (found.expected * factor for factor in (ratio.low * discount, ratio.middle, ratio.high))
+    if found.low <= middle <= found.high:
+        low, high = max(low, found.low), min(high, found.high)
+    return Range(low=low, expected=middle, high=high)
 
 
 @dataclass(frozen=True)

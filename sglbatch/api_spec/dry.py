@@ -12,14 +12,14 @@ from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from math import log
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 
 from sglbatch.api_spec import bodies, ways
 from sglbatch.api_spec.answers import Tokens
 from sglbatch.api_spec.asking import FIELD_TOKENS
 from sglbatch.api_spec.lengths import Lengths, lengths, shortest, shows_how_it_goes_on
 from sglbatch.api_spec.model import ApiModel
-from sglbatch.api_spec.speculation import OUTPUT_WEIGHT, PROBES, place_of, room_ahead
+from sglbatch.api_spec.speculation import PROBES, place_of, room_ahead
 from sglbatch.api_spec.tokens import Counter
 from sglbatch.types import BackendStats, Following, Generate, NextAsk, Request, Result, TextCall, TextChoices, Usage
 
@@ -30,7 +30,13 @@ HIDDEN_SHARE: Final = {"short": 16, "typical": 3, "long": 1}
 """A share of the room for hidden tokens."""
 
 FAILING: Final = round(1 / (1 - ways.MOSTLY))
-"""At the worst one in so many calls by the cheaper means has to be asked for again, for good."""
+"""One in so many calls by a cheaper means may have to be made again, and the means still comes first."""
+
+
+Length: TypeAlias = Literal["short", "typical", "long"]
+Choice: TypeAlias = Literal["first", "last", "any"]
+Template: TypeAlias = Literal["followed", "ignored", "likely", "single"]
+Fails: TypeAlias = Literal["never", "sometimes", "always"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,7 +44,9 @@ class Guess:
     """What answers are taken to be.
 
     Args:
-        length: which of ``Lengths``; with ``long``, the cheaper means fail as often as they may.
+        length: which of ``Lengths``.
+        fails: how often a cheaper means does not give the answer: never; as often as it may and still come first;
+            always, which is noticed.
         choice: which of a select's.
         template: ``followed``: one call fills all the variables that it can; ``ignored``: nothing comes of what is
             asked ahead, which is noticed (where the prompt's examples show the template's text: nothing every other
@@ -46,9 +54,10 @@ class Guess:
             ``likely``: followed where examples show it, else ignored; ``single``: nothing is asked ahead.
     """
 
-    length: Literal["short", "typical", "long"]
-    choice: Literal["first", "last", "any"]
-    template: Literal["followed", "ignored", "likely", "single"]
+    length: Length
+    choice: Choice
+    template: Template
+    fails: Fails = "never"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -176,6 +185,9 @@ class DryBackend:
             most = room_ahead(most, self._between(call) + sum(self._sizes(call)[1:]))
         left_over = max(0, self._most(questions[0]) - self._sizes(call)[0])
         wasted = Tokens(prompt=0, generated=most + left_over)
+        if not self._counter.exact:  # its own value cannot be told from the rest, so it is asked for again
+            alone = prompt_tokens(replace(call, following=()), self._model, self._counter)
+            wasted = Tokens(prompt=alone, generated=most + self._most(questions[0]))
         self.calls.append(DryCall(program_id=program_id, tokens=wasted, once=not likely, is_request=False))
 
     def _note_uncertain(self, program_id: int, call: TextCall, means: str) -> None:
@@ -184,20 +196,19 @@ class DryBackend:
         cheap = self._by_text(call)
         if means == ways.BY_LOGPROBS:
             cheap = Tokens(prompt=cheap.prompt, generated=1)
-        if self._guess.length != "long":
+        fails = self._guess.fails
+        if fails != "always":
             self._note(program_id, cheap)
+        if fails == "never":
             return
         sure = self._by_fields(alone) if ways.has_schema(self._model) else self._by_text(alone)
-        if _weight(sure) > _weight(cheap) + _weight(sure) / FAILING:
+        place = (means, place_of(alone))
+        self._seen[place] += 1
+        if fails == "always":
             self._note(program_id, sure)
-            place = (means, place_of(alone))
-            self._seen[place] += 1
             if self._seen[place] <= ways.FIT_PROBES:
                 self.calls.append(DryCall(program_id=program_id, tokens=cheap, once=True))
-            return
-        self._note(program_id, cheap)
-        self._seen[means] += 1
-        if self._seen[means] % FAILING == 0:
+        elif self._seen[place] % FAILING == 0:
             self._note(program_id, sure)
 
     def _note(self, program_id: int, tokens: Tokens) -> None:
@@ -305,10 +316,6 @@ def prompt_of_body(body: dict[str, Any], model: ApiModel, counter: Counter) -> i
     messages = [(str(message["role"]), str(message["content"])) for message in body["messages"]]
     prompt = counter.num_tokens(counter.chat_ids(messages))
     return prompt + (counter.count(json.dumps(body["response_format"])) if model.family.schema_in_prompt else 0)
-
-
-def _weight(tokens: Tokens) -> float:
-    return tokens.prompt + OUTPUT_WEIGHT * tokens.generated
 
 
 def _result(request_id: int, question: Generate | TextChoices, text: str) -> Result:

@@ -55,7 +55,7 @@ class Speculation:
     def begin(self, place: Hashable) -> bool:
         """Whether a call at this place should go ahead now."""
         record = self._records.setdefault(place, Record())
-        if record.off or (record.started >= self._probes and not record.gains):
+        if record.off or (record.started >= self._probes and (not record.gains or sum(record.gains) < 0)):
             return False
         record.started += 1
         return True
@@ -68,9 +68,9 @@ class Speculation:
         return room_ahead(most, record.most_used)
 
     def is_open(self, place: Hashable) -> bool:
-        """As many calls as may have gone ahead at this place, and nothing is known of any: the next may wait for it."""
+        """As many calls as may have gone ahead, and not all of them have shown what it brings: the next may wait."""
         record = self._records.get(place, Record())
-        return record.started >= self._probes and not record.gains and not record.off
+        return record.started >= self._probes and len(record.gains) < min(self._probes, WINDOW) and not record.off
 
     def record(
         self, place: Hashable, *, saved_prompt_tokens: int, used_tokens: int, reach: int, wasted_tokens: int

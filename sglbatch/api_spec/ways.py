@@ -19,7 +19,8 @@ BY_FIELD: Final = "one field by schema"
 BY_LOGPROBS: Final = "logprobs of choices"
 BY_INSISTING: Final = "asked in words"
 
-FIT_PROBES: Final = 4
+FIT_PROBES: Final = 2
+"""Calls at a place of a template that try the cheaper means before it is seen whether it gives the answer."""
 FIT_WINDOW: Final = 16
 
 MOSTLY: Final = 0.75
@@ -85,7 +86,7 @@ def joinable(call: TextCall) -> Following:
 
 def as_prompted(call: TextCall) -> TextCall:
     """The call as its text is sent. A space goes with the word behind it: alone it leads models astray."""
-    if not isinstance(call.question, TextChoices) or not call.prefix.endswith(" "):
+    if is_free(call.question) or not call.prefix.endswith(" "):
         return call
     return replace(call, prefix=call.prefix.rstrip(" "))
 
