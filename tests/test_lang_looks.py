@@ -58,6 +58,7 @@ LOOKS = {
     "for item in c:\n    s += 'x'\n    s += 'y' if len(f'{item}') else 'z'": (3, "gives a row's values to len"),
     "f = s.fork(2)\nf = [f'{a}']\ns += f[0]": (2, "has f for a state and for something else"),
     "g = lambda x: x\ns += g(a)": (2, "calls g"),
+    "t = f'{a}'\nn = len(locals()['t'])": (2, "calls locals"),
     "s += other(a)": (1, "gives a row's values to other"),
 }
 
