@@ -380,3 +380,11 @@ def test_collisions() -> None:
     with pytest.raises(SglbatchError) as caught:
         check_collisions([], ["_usage"])
     assert caught.value.code == "reserved-name"
+
+
+def test_a_link_into_nowhere_names_the_folder_that_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "out.jsonl").symlink_to(tmp_path / "gone" / "x.jsonl")
+    with pytest.raises(SglbatchError) as caught:
+        check_writable(tmp_path / "out.jsonl")
+    assert f"there is no directory {tmp_path / 'gone'}" in caught.value.message
+    assert caught.value.hint == f"mkdir -p '{tmp_path / 'gone'}'"

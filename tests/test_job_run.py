@@ -319,6 +319,15 @@ def test_nothing_to_export_says_what_to_do(world: World, tmp_path: Path) -> None
     assert caught.value.hint == "the same `sglbatch run` command continues it"
 
 
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_file_in_the_place_of_the_folder_is_left_alone(world: World, restart: bool) -> None:
+    world.questions(range(2))
+    world.paths.folder.write_text("mine")
+    with pytest.raises(SglbatchError, match="a file lies where the job's folder has to be") as caught:
+        world.run(restart=restart)
+    assert caught.value.exit_code == 2 and world.paths.folder.read_text() == "mine"
+
+
 def test_failed_rows_are_retried_under_other_options(world: World) -> None:
     world.questions(range(3))
     world.failing = ("number 1?",)

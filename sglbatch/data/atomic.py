@@ -20,7 +20,8 @@ def check_place(path: Path) -> None:
     if target.exists() and not target.is_file():
         raise _cannot_write(path, "it is not a regular file", hint="name a file")
     if not target.parent.is_dir():
-        raise _cannot_write(path, f"there is no directory {path.parent}", hint=f"mkdir -p '{path.parent}'")
+        folder = target.parent if path.is_symlink() else path.parent
+        raise _cannot_write(path, f"there is no directory {folder}", hint=f"mkdir -p '{folder}'")
     probe = _beside(target)
     try:
         os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))

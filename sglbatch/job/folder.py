@@ -54,6 +54,13 @@ class JobFolder:
             shutil.rmtree(self.paths.folder)
 
     def _locked_folder(self) -> JobLock:
+        if self.paths.folder.exists() and not self.paths.folder.is_dir():
+            raise SglbatchError(
+                "no-folder",
+                "a file lies where the job's folder has to be",
+                where=str(self.paths.folder),
+                hint="move it away, or name another output with -o",
+            )
         if self._restart and self.paths.folder.exists():
             JobLock.acquire(self.paths.lock).release()  # a job that runs is not moved away under its process
             self._progress.note(f"the old job is now {move_aside(self.paths)}")
