@@ -226,6 +226,15 @@ def test_the_dialect_decides_what_stands_beside_a_reference() -> None:
     assert SchemaConstraint({**schema, "$schema": "http://json-schema.org/draft-07/schema#"}).accepts("1")
 
 
+def test_an_integer_without_bounds_fits_64_bits() -> None:
+    longest = 10**18 - 1
+    for schema in ({"type": "integer"}, {"type": "integer", "minimum": -5}, {"type": "integer", "multipleOf": 3}):
+        compiled = SchemaConstraint(schema)
+        assert compiled.accepts(str(longest)) and not compiled.accepts(str(3 * 10**18))
+    assert SchemaConstraint({"type": "integer", "maximum": 10**19}).accepts(str(10**19)), "its own bounds count more"
+    assert SchemaConstraint({"type": "number", "minimum": 0}).accepts(str(3 * 10**18))
+
+
 def test_up_to_draft_4_an_integer_has_no_fraction() -> None:
     schema = {"$schema": "http://json-schema.org/draft-04/schema#", "type": "integer"}
     assert SchemaConstraint(schema).accepts("3") and not SchemaConstraint(schema).accepts("3.0")

@@ -21,13 +21,16 @@ MAX_INT_DIGITS: Final = 20
 MAX_FRACTION_DIGITS: Final = 20
 """Digits of a number that the schema leaves open, so that a repeating decimal ends. A bound's own digits count more."""
 
+MAX_INTEGER_DIGITS: Final = 18
+"""The same of what must be an integer: 64 bits hold it, so one long number does not change a column's type."""
+
 MAX_MODULUS: Final = 10_000
 """Largest multipleOf, over its last decimal place."""
 
 _ANY_NUMBER: Final = (
     rf"-?(0|[1-9][0-9]{{0,{MAX_INT_DIGITS - 1}}})(\.[0-9]{{1,{MAX_FRACTION_DIGITS}}})?([eE][+-]?[0-9]{{1,2}})?"
 )
-_INTEGER: Final = rf"-?(0|[1-9][0-9]{{0,{MAX_INT_DIGITS - 1}}})"
+_INTEGER: Final = rf"-?(0|[1-9][0-9]{{0,{MAX_INTEGER_DIGITS - 1}}})"
 
 Bound = tuple[Fraction, bool]
 """A value, and whether it is itself out."""
@@ -202,7 +205,8 @@ class _Digits:
         bounds = [bound[0] for bound in (numbers.low, numbers.high) if bound]
         self._watched = sorted({abs(v) for v in (*bounds, *numbers.excluded)})
         self._texts = [number_text(v).partition(".") for v in self._watched]
-        self._max_int = max([MAX_INT_DIGITS, *(len(head) + 1 for head, _, _ in self._texts)])
+        open_digits = MAX_INTEGER_DIGITS if numbers.integer else MAX_INT_DIGITS
+        self._max_int = max([open_digits, *(len(head) + 1 for head, _, _ in self._texts)])
         self._steps = sorted(numbers.multiples | numbers.other_than)
         self._scale = max([len(number_text(s).partition(".")[2]) for s in self._steps], default=0)
         self._moduli = [int(s * 10**self._scale) for s in self._steps]
