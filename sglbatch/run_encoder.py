@@ -25,6 +25,9 @@ MIN_RUNS: Final = 16
 MIN_CHARS: Final = 400_000
 """Of a call in which it is worth looking for shared text: the check before the first one takes as long as so many."""
 
+LATER_SHARE: Final = 0.1
+"""Of so many characters, from which on it is worth it once the check is done."""
+
 _BATCH_CHARS: Final = 4_000_000  # of one call into the library: its encodings take some 100 bytes a token
 _SAMPLE_RUNS: Final = 16
 _CHARS_TOGETHER: Final = 2000
@@ -65,7 +68,7 @@ class RunEncoder:
     Args:
         spec: the parsed ``tokenizer.json`` without special tokens and post-processor.
         table: what its ids stand for.
-        min_runs, min_chars: of a call, from which on shared text is looked for.
+        min_runs, min_chars: of a call, from which on shared text is looked for; later calls need less text.
 
     Attributes:
         middle: the library's tokenizer for text that does not begin a document.
@@ -95,7 +98,8 @@ class RunEncoder:
         Returns:
             For each run int32 arrays to be joined. They may be shared between runs: copy, never write.
         """
-        if len(runs) >= self._min_runs and sum(len(run.text) for run in runs) >= self._min_chars and self._may_share():
+        min_chars = self._min_chars * (LATER_SHARE if self.sharing.checked else 1)
+        if len(runs) >= self._min_runs and sum(len(run.text) for run in runs) >= min_chars and self._may_share():
             num_replaced_chars = self.num_replaced_chars
             parts = self._encode_shared(runs)
             self.sharing.num_calls += 1

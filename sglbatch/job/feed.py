@@ -15,6 +15,9 @@ MIN_SLAB: Final = 192
 MAX_SLAB: Final = 320
 """Calls of a slab: tokenising one takes a fraction of a step in which a GPU computes what is new in a hundred."""
 
+SLAB_CHARS: Final = 2_000_000
+"""Of long prompts so many characters make a slab, on average."""
+
 
 class Feed:
     """What the programs of a driver have asked for, a slab at a time.
@@ -66,7 +69,10 @@ class Feed:
         if not self._in_slabs:
             return [list(questions)]
         texts = [question.call.order_text for question in questions]
-        return [[questions[i] for i in slab] for slab in cut_slabs(texts, min_len=MIN_SLAB, max_len=MAX_SLAB)]
+        most = SLAB_CHARS * len(texts) // max(1, sum(map(len, texts)))
+        max_len = max(1, min(MAX_SLAB, most))
+        slabs = cut_slabs(texts, min_len=max(1, max_len * MIN_SLAB // MAX_SLAB), max_len=max_len)
+        return [[questions[i] for i in slab] for slab in slabs]
 
 
 def _ordered(calls: Sequence[PendingCall], before: TokenIds | None, after: TokenIds | None) -> list[PendingCall]:

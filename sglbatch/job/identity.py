@@ -11,11 +11,12 @@ from typing import Any
 from sglbatch.errors import SglbatchError
 
 _MAX_NAMED = 5
+_ENCODER = json.JSONEncoder(sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=repr)
 
 
 def short_hash(value: Any) -> str:
     """16 hex digits over the canonical JSON of ``value``; values JSON has no form for go in by their ``repr``."""
-    data = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=repr)
+    data = _ENCODER.encode(value)
     return hashlib.sha256(data.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 

@@ -25,6 +25,7 @@ from sglbatch.types import (
 )
 
 _KEY_VERSION: Final = 1
+_CANONICAL: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
 _LATER_PARAMETERS: Final = frozenset(
     {
         "min_tokens",
@@ -186,10 +187,23 @@ def call_key(
             canonical_json([_KEY_VERSION, model_identity, f"text {kind}", asked, seed_material]).encode(),
             digest_size=16,
         ).hexdigest()
-    head = [_KEY_VERSION, model_identity, kind, _parameters(operation), seed_material]
-    digest = blake2b(canonical_json(head).encode(), digest_size=16)
+    if seed_material is None:
+        digest = _greedy_head(model_identity, kind, operation).copy()
+    else:
+        digest = _head(model_identity, kind, operation, seed_material)
     digest.update(prompt_ids.astype("<i4").tobytes())
     return digest.hexdigest()
+
+
+def _head(model_identity: str, kind: str, operation: Operation, seed_material: tuple[Any, ...] | None) -> blake2b:
+    head = [_KEY_VERSION, model_identity, kind, _parameters(operation), seed_material]
+    return blake2b(canonical_json(head).encode(), digest_size=16)
+
+
+@lru_cache(maxsize=1024)
+def _greedy_head(model_identity: str, kind: str, operation: Operation) -> blake2b:
+    """Remembered, to be copied: without chance it is the same for all rows that ask with equal parameters."""
+    return _head(model_identity, kind, operation, None)
 
 
 @lru_cache(maxsize=1024)
@@ -234,7 +248,7 @@ def canonical_json(value: Any) -> str:
     Raises:
         TypeError, ValueError: no JSON value, or not finite.
     """
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return _CANONICAL.encode(value)
 
 
 def memo_entry(answer: Answer) -> dict[str, Any]:
