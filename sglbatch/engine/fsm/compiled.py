@@ -32,19 +32,30 @@ class Compiler:
     def compile(self, constraint: Constraint, *, allow_unenforced: bool = False) -> Automaton | SchemaConstraint:
         """As ``compile_constraint``; for an equal constraint the same object, or the same error."""
         key = (constraint, allow_unenforced)
-        found = self._known.get(key)
-        if found is None:
+        if key not in self._known:
             try:
-                found = compile_constraint(constraint, allow_unenforced=allow_unenforced, store=self._store)
+                compiled = compile_constraint(constraint, allow_unenforced=allow_unenforced, store=self._store)
             except ConstraintError as error:
-                found = error
-            self._known[key] = found
-            if len(self._known) > self._max_remembered:
-                self._known.popitem(last=False)
+                self._remember(key, _without_frames(error))
+                raise
+            self._remember(key, compiled)
         self._known.move_to_end(key)
+        found = self._known[key]
         if isinstance(found, ConstraintError):
-            raise found.with_traceback(None)  # which would grow with every call
+            raise _without_frames(found)
         return found
+
+    def _remember(self, key: tuple[Constraint, bool], outcome: Automaton | SchemaConstraint | ConstraintError) -> None:
+        self._known[key] = outcome
+        if len(self._known) > self._max_remembered:
+            self._known.popitem(last=False)
+
+
+def _without_frames(error: ConstraintError) -> ConstraintError:
+    """The same error without its traceback and cause, which hold on to all that was being built."""
+    copy = type(error).__new__(type(error), *error.args)
+    copy.__dict__.update(error.__dict__)
+    return copy
 
 
 def compile_constraint(
