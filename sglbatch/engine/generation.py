@@ -173,11 +173,17 @@ class Generation:
         if not probe.is_scored:
             return None
         self.sequence.probe = None
-        own = replace(self.sampling(), mask_W=None, penalties={}, banned=(), num_top_logprobs=None)
-        (number,) = sample(torch.tensor([probe.log_masses()]), [own])
-        self._chosen = probe.alternatives[number]
+        self._chosen = probe.alternatives[self._draw(probe.log_masses())]
         self._run = self._chosen.tokens
         return self._take_run(None)
+
+    def _draw(self, logprobs: list[float]) -> int:
+        """One of the alternatives, as one of so many tokens would be drawn."""
+        if self.operation.greedy:
+            return max(range(len(logprobs)), key=logprobs.__getitem__)
+        own = replace(self.sampling(), mask_W=None, penalties={}, banned=(), num_top_logprobs=None)
+        (number,) = sample(torch.tensor([logprobs]), [own])
+        return number
 
     # --- tokens ---
 

@@ -114,11 +114,11 @@ def add_rows(step: Step, sequence: Sequence, rows: list[HeadRow]) -> None:
     Their keys and values go to the first unused slots of that row's tail.
     """
     begin = len(sequence.ids) + sequence.tail_len
-    mine, unused = np.split(sequence.tail_slots, [sequence.tail_len])
-    path = unused[:0]
+    slots, used = sequence.tail_slots, sequence.tail_len
+    mine, path = slots[:used], slots[:0]
     for head, shared, targets in rows:
-        new, unused = np.split(unused, [len(head) - shared])
-        path = np.concatenate([path[:shared], new])
+        first, used = used, used + len(head) - shared
+        path = np.concatenate([path[:shared], slots[first:used]]) if shared else slots[first:used]
         row = sequence.beside(list(head), np.concatenate([mine, path]))
         piece = Piece(row, list(head[shared:]), begin + shared, tail_len=row.tail_len)
         step.pieces.append(piece)

@@ -20,8 +20,10 @@ MAX_ALTERNATIVES: Final = 64
 MAX_SCORED_TOKENS: Final = 256
 """Tokens that enter the model to score a choice, at most."""
 MAX_NUMBERS: Final = 10
-"""More texts that differ in digits alone (days, minutes), and a digit that may be any, are left to the mask: a model
-that is to write an hour seldom thinks of 73, so there is little to correct, and scoring all numbers costs much."""
+MAX_CHARACTERS: Final = 8
+"""More texts that differ in digits alone (days, minutes), or in one character (a digit, the last letter of a bounded
+name) are left to the mask: there is little to correct, since a model that is to write an hour seldom thinks of 73, and
+scoring all of them costs much."""
 MAX_WALKED_BYTES: Final = 4096
 """Bytes of all texts together that are looked at."""
 
@@ -140,7 +142,7 @@ class FiniteChoices:
 
     def _choice(self, state: int, texts: list[bytes], after: int) -> FiniteChoice | None:
         """None where the tokens of some text are not sure."""
-        if b"" in texts or _are_numbers(texts):
+        if b"" in texts or _are_numbers(texts) or _are_characters(texts):
             return None
         follows = b"" if after == END else forced_bytes(self._guide, after)[:MAX_HEALED_BYTES]
         found = [self._alternative(state, text, after, follows) for text in sorted(texts)]
@@ -203,12 +205,22 @@ def _walk(guide: Guide, state: int, data: bytes) -> int:
 
 
 def _are_numbers(texts: Sequence[bytes]) -> bool:
-    """Many of the texts differ in digits alone, or just in one that is free."""
+    """Many of the texts differ in digits alone."""
     alike: dict[bytes, list[bytes]] = {}
     for text in texts:
         alike.setdefault(text.translate(None, _DIGITS), []).append(text)
     most = max(alike.values(), key=len)
-    return len(most) > MAX_NUMBERS or (len(most) == len(_DIGITS) and len(set(map(len, most))) == 1)
+    return len(most) > MAX_NUMBERS
+
+
+def _are_characters(texts: Sequence[bytes]) -> bool:
+    """Many of the texts are of one length and differ in a single byte."""
+    alike: dict[int, list[bytes]] = {}
+    for text in texts:
+        alike.setdefault(len(text), []).append(text)
+    most = max(alike.values(), key=len)
+    same = _common_len(most) + _common_len([text[::-1] for text in most])
+    return len(most) > MAX_CHARACTERS and same >= len(most[0]) - 1
 
 
 def _common_len(runs: Sequence[_Run]) -> int:
