@@ -62,6 +62,14 @@ class Counters:
     steps: int = 0
 
 
+@dataclass(slots=True)
+class Finished:
+    """Generating rows that have finished, and how many generated tokens they had in memory."""
+
+    num_rows: int = 0
+    tail: int = 0
+
+
 class Scheduler:
     """Rows in, steps out; every KV slot is free, cached in the tree, or in use by a row."""
 
@@ -88,9 +96,8 @@ class Scheduler:
         """The latest step was at least half full of prefill."""
         self._num_promised = 0
         self._num_added = 0
-        self._num_finished = 0
-        self._finished_tail = 0
-        self._finished_max_tail = 0
+        self._finished: dict[int, Finished] = defaultdict(Finished)
+        """By most generated tokens: other limits mean other calls, which use other shares of them."""
         self._pinned: list[RadixNode] = []
         self._kept: dict[int, list[RadixNode]] = defaultdict(list)
         self._kept_ids: dict[int, TokenIds] = {}
@@ -305,7 +312,9 @@ class Scheduler:
         suffix_len = len(sequence.ids) - matched
         full = self.config.reserve == "full" or sequence.resumed
         tail_left = sequence.tail_left
-        promised = tail_left if full else min(tail_left, max(TAIL_RUN, int(self._expected_use() * tail_left)))
+        promised = (
+            tail_left if full else min(tail_left, max(TAIL_RUN, int(self._expected_use(sequence.max_tail) * tail_left)))
+        )
         self.tree.lock(node)
         while suffix_len + promised > self._available():
             alone = not step.pieces and not step.actions and not self.num_in_flight
@@ -324,11 +333,12 @@ class Scheduler:
         self._begin(sequence, matched, step)
         return True
 
-    def _expected_use(self) -> float:
-        """The share of its max_tokens that a row is expected to use; 1 as long as few have finished."""
-        if self._num_finished < MIN_FINISHED:
+    def _expected_use(self, max_tail: int) -> float:
+        """The share of its max_tokens that a row is expected to use; 1 as long as few like it have finished."""
+        like = self._finished[max_tail]
+        if like.num_rows < MIN_FINISHED:
             return 1.0
-        return min(1.0, EXPECTED_MARGIN * self._finished_tail / max(1, self._finished_max_tail))
+        return min(1.0, EXPECTED_MARGIN * like.tail / max(1, max_tail * like.num_rows))
 
     def _available(self) -> int:
         """Slots that are free or can be evicted, less those promised to running rows."""
@@ -465,9 +475,9 @@ class Scheduler:
     def finish(self, sequence: Sequence) -> None:
         """A generating row is done: its slots stay for its program's next call, or go."""
         self._stop_running(sequence)
-        self._num_finished += 1
-        self._finished_tail += sequence.num_fed
-        self._finished_max_tail += sequence.max_tail
+        like = self._finished[sequence.max_tail]
+        like.num_rows += 1
+        like.tail += sequence.num_fed
         if sequence.request.keep or self.config.retain:
             self._keep(sequence)
         self._drop_tail(sequence)
