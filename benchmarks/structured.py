@@ -25,6 +25,7 @@ import json
 import os
 import platform
 import random
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,8 @@ def main() -> None:
     print(json.dumps(figures, indent=1))
     if options.out:
         known = json.loads(options.out.read_text()) if options.out.exists() else {}
-        options.out.write_text(json.dumps({**known, options.what: figures, "machine": machine()}, indent=1) + "\n")
+        known[options.what] = {**figures, "machine": machine()}
+        options.out.write_text(json.dumps(known, indent=1) + "\n")
 
 
 def measure(options: argparse.Namespace) -> Figures:
@@ -84,7 +86,14 @@ def measure(options: argparse.Namespace) -> Figures:
 
 
 def machine() -> Figures:
-    return {"cpu": platform.machine(), "cores": os.cpu_count(), "date": time.strftime("%Y-%m-%d")}
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    return {
+        "cpu": platform.machine(),
+        "cores": os.cpu_count(),
+        "load_average": round(os.getloadavg()[0], 1),
+        "date": time.strftime("%Y-%m-%d"),
+        "commit": commit.stdout.strip(),
+    }
 
 
 # --- instances ---------------------------------------------------------------------------------
