@@ -305,11 +305,11 @@ def main() -> None:
         line |= {"jump_forward": engine.jump_forward, "rebuild_masks": args.rebuild_masks}
         line |= {"floor_s": round(floor, 2), "load_s": round(load_s, 1), **result}
         table.append(line)
+        if args.out:
+            args.out.write_text(json.dumps({"machine": machine(), "results": table}, indent=1))
         shown = ("workload", "seconds", "floor_s", "start_s", "first_submit_s", "hit_rate", "best_hit_rate")
         numbers = ("recomputed_tokens", "out_tokens", "jumped_tokens", "steps")
         print({name: line[name] for name in (*shown, *numbers)}, flush=True)
-    if args.out and table:
-        args.out.write_text(json.dumps({"machine": machine(), "results": table}, indent=1))
 
 
 def profile(engine: LocalEngine, tokenizer: Tokenizer, rows: list[dict[str, Any]], name: str) -> None:
