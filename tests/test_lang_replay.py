@@ -90,6 +90,26 @@ class Both:
         return isinstance(self.scripts.program(row, 0, "row"), Replay)
 
 
+SEVERAL = """
+    s += a
+    f = s.fork(2)
+    f += [" one" + sgl.gen("v", n=2), " two" + sgl.gen("v", n=2)]
+    f.join()
+    s += sgl.gen("w")
+"""
+
+
+def test_a_failed_answer_of_several_is_the_same_for_parked_rows(tmp_path: Path, smollm2_tokenizer: Tokenizer) -> None:
+    """The other answer comes after its branch has failed, to a row that has been run again since."""
+    rows = [{"a": f"Row {i}", "b": "", "c": []} for i in range(9)]
+    both = Both(loaded(f"{HEAD}def program(s, a, b, c):{SEVERAL}", tmp_path), smollm2_tokenizer, rows[:2])
+    for shuffle in range(4):
+        expected = both.ran(rows, both.python, shuffle=shuffle)
+        assert 0 < sum(outcome.error is not None for outcome in expected[1]) < len(rows)
+        assert both.ran(rows, both.python, shuffle=shuffle, live=0) == expected
+        both.check(rows, shuffle=shuffle)
+
+
 # --- the templates that are shipped ------------------------------------------------------------
 
 PLAYED_TO_THE_END = {"classify", "multiple_choice", "json_extract", "chat_replay"}

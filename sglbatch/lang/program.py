@@ -433,6 +433,8 @@ class Program:
         self._touched.append(stream)
 
     def ask(self, stream: Stream, call: ModelCall) -> None:
+        if stream.error is not None and (call.path not in self._asked or stream.error is self._raised):
+            return  # another of its n answers was an error; those that were asked for still count
         if call.path in self._asked and self._asked[call.path] != call.name:
             self._abort(self._changed(call))
         elif call.path in self._answers:

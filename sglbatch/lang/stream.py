@@ -218,8 +218,6 @@ class Stream:
             self.ahead.clear()
         known = self._take_ahead()
         for path in self.paths(ask):
-            if self.waiting is not ask:
-                break  # one of its answers was known, and an error
             call = ModelCall(
                 path=path,
                 name=ask.name or "",
