@@ -19,7 +19,8 @@ from sglbatch.engine.draw.race import exponentials
 ROWS_AT_ONCE: Final = 8
 """Rows of a CPU's block: their arrays stay in its cache."""
 FIRST_CANDIDATES: Final = 512
-"""Tokens that are looked at for the edge of top-p before all are sorted."""
+MORE_CANDIDATES: Final = 8192
+"""Tokens that are looked at for the edge of top-p, and then, before all are sorted."""
 RANK_SHIFT: Final = 3
 """Distances count as equal from here on: rank = bits of the float >> 3, 10^-6 of the distance."""
 
@@ -90,8 +91,10 @@ def _edge(
     vocab_size = rank_RV.shape[1]
     by_k_R1, by_p_R1 = top_k_R1 < vocab_size, top_p_R1 < 1.0
     largest_k = int(torch.where(by_k_R1, top_k_R1, 0).max())
-    for num in (min(max(FIRST_CANDIDATES, largest_k), vocab_size), vocab_size):
-        rank_RC = rank_RV.topk(num, dim=-1, largest=False).values
+    for wanted in (max(FIRST_CANDIDATES, largest_k), max(MORE_CANDIDATES, largest_k), vocab_size):
+        num = min(wanted, vocab_size)
+        some = num < vocab_size
+        rank_RC = (rank_RV.topk(num, dim=-1, largest=False) if some else rank_RV.sort(dim=-1)).values
         mass_RC = torch.exp(-(rank_RC << RANK_SHIFT).view(torch.float32)).cumsum(dim=-1)
         place_R1 = (torch.where(by_k_R1, top_k_R1, vocab_size) - 1).clamp_(max=num - 1).long()
         wanted_R1 = top_p_R1 * torch.where(by_k_R1, mass_RC.gather(1, place_R1), total_R1)

@@ -10,8 +10,8 @@ from sglbatch.engine.draw.kernels import draw_kernel
 from sglbatch.engine.draw.torch import Ways
 
 BLOCK: Final = 4096
-SEARCH_BLOCK: Final = 1024
-NUM_WARPS: Final = 8
+SEARCH_BLOCK: Final = 2048
+NUM_WARPS: Final = 16
 
 
 def draw_tokens(logits_RV: torch.Tensor, ways: Ways) -> torch.Tensor:
