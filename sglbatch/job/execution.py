@@ -198,9 +198,9 @@ class Execution:
     def _load_early(self) -> None:
         """Starts loading as soon as it is certain that there is something to compute, and likely that it can be."""
         self._loading.check()
-        if self._loading.is_under_way or self._loading.backend is not None:
-            return  # every question would be looked at again with every chunk of rows
-        if self._any_known or self._prepared.config.kv_tokens is not None or not self._driver.asked:
+        if self._any_known or self._loading.is_started or not self._driver.asked:
+            return  # once it is started, a look at all questions with every chunk of rows would be for nothing
+        if self._prepared.config.kv_tokens is not None:
             return  # what does not fit a pool of a given size is known when it is tokenised
         try:
             check_constraints((question.call for question in self._driver.asked), self._prepared)

@@ -30,6 +30,10 @@ class Loading:
             self._future = self._pool.submit(self._load)
 
     @property
+    def is_started(self) -> bool:
+        return self._future is not None
+
+    @property
     def is_under_way(self) -> bool:
         return self._future is not None and not self._future.done()
 
