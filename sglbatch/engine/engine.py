@@ -40,6 +40,9 @@ MAX_FORCED = 256
 MIN_OVERLAP_TOKENS = 256
 """A step of fewer tokens is not worth a launch of its own: its rows wait for those in flight and join them."""
 
+COHORT_SHARE = 2 / 3
+"""Of all decoding rows, what one cohort may have: a much smaller one would not cover the processor's work for it."""
+
 
 class LocalEngine:
     """A ``Backend`` that runs a model in this process.
@@ -118,15 +121,8 @@ class LocalEngine:
         return results
 
     def _launch(self, before: tuple[Step, Pending] | None) -> tuple[Step, Pending] | None:
-        """Schedules and launches a step behind the one in flight; without one only half of many decoding rows, so that
-        two cohorts form."""
-        limit = None
-        if self._overlap:
-            num_ready = sum(1 for sequence in self.scheduler.running if not sequence.in_flight)
-            if before is None and num_ready >= 2 * MIN_OVERLAP_TOKENS:
-                num_ready //= 2
-            if num_ready >= MIN_OVERLAP_TOKENS:
-                limit = self._runner.best_rows(num_ready)
+        """Schedules and launches a step behind the one in flight."""
+        limit = self._max_decode_rows() if self._overlap else None
         step = self.scheduler.schedule(limit)
         if not step.pieces and not step.actions:
             return None
@@ -135,6 +131,15 @@ class LocalEngine:
         if self._passes.max_tokens is not None:
             self.scheduler.max_batch_tokens = min(self.scheduler.max_batch_tokens, self._passes.max_tokens)
         return step, pending
+
+    def _max_decode_rows(self) -> int | None:
+        """About half of many decoding rows, so that there are two cohorts; what is more of them waits for a step."""
+        running = self.scheduler.running
+        num_ready = sum(1 for sequence in running if not sequence.in_flight)
+        half = (len(running) + 1) // 2
+        if num_ready > COHORT_SHARE * len(running) and half >= MIN_OVERLAP_TOKENS:
+            num_ready = half
+        return self._runner.best_rows(num_ready) if num_ready >= MIN_OVERLAP_TOKENS else None
 
     def _land(self, step: Step, pending: Pending) -> list[Result]:
         outputs = pending.result()
