@@ -7,6 +7,8 @@ Times are the calling thread's processor time, so that a busy machine changes li
 from __future__ import annotations
 
 import gc
+import io
+import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +28,12 @@ from sglbatch.engine.loader import load_engine
 from sglbatch.engine.sampler import Sampling
 from sglbatch.engine.scheduler import SchedulerConfig
 from sglbatch.engine.sequence import Step
+from sglbatch.job.config import RunConfig
+from sglbatch.job.execution import Execution, Surroundings
+from sglbatch.job.prepare import prepared
+from sglbatch.job.progress import Progress
+from sglbatch.job.rows import FinishedRow
+from sglbatch.job.signals import StopRequest
 from sglbatch.lang import Driver, Program
 from sglbatch.lang.function import SglFunction
 from sglbatch.lang.sampling import Sampling as SamplingDefaults
@@ -36,6 +44,7 @@ from sglbatch.types import Generate, Request, Result, Text
 from tests.engine_stub import StubPending
 
 MAX_MS_PER_ROW = 0.2
+MAX_MS_BEFORE_THE_FIRST_REQUEST = 0.12
 MAX_MS_PER_DECODED_TOKEN = 0.04
 MAX_SHARE_OF_MODEL = 0.003
 WORDS = "sea ice old maps light river stone house garden winter music paper glass road bridge"
@@ -178,6 +187,87 @@ def quickest(tries: Iterable[float], limit: float) -> float:
 def test_bookkeeping_of_a_row(smollm2_tokenizer: Tokenizer) -> None:
     tries = (report(run_rows(smollm2_tokenizer, classify, 3000), 3000) for _ in range(3))
     assert quickest(tries, MAX_MS_PER_ROW) < MAX_MS_PER_ROW
+
+
+class FirstSubmit(TimedBackend):
+    """Notes how much had been spent when the first requests came, and which these were."""
+
+    def __init__(self, engine: LocalEngine, watch: Stopwatch) -> None:
+        super().__init__(engine, watch)
+        self.at: float | None = None
+        self.num_requests = 0
+
+    @property
+    def num_waiting(self) -> int:
+        return self._engine.num_waiting
+
+    def expect_more(self, more: bool) -> None:
+        self._engine.expect_more(more)
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        if self.at is None:
+            self.at, self.num_requests = time.thread_time(), len(requests)
+        super().submit(requests)
+
+
+CLASSIFY = """
+import sglbatch as sgl
+
+@sgl.function(temperature=0)
+def classify(s, text):
+    s += "Say whether the text is about a person, a place or a thing. Answer with one word.\\n"
+    s += f"Text: Ada wrote a program.\\nAnswer: person\\nText: {text}\\nAnswer:"
+    s += sgl.gen("answer", max_tokens=1)
+"""
+
+
+def run_job_rows(folder: Path, tokenizer: Tokenizer, num_rows: int) -> tuple[float, int]:
+    """A job's rows without journal and files: milliseconds a row before the first requests, and how many these are."""
+    (folder / "classify.py").write_text(CLASSIFY)
+    texts = different_texts(num_rows, num_words=20)
+    (folder / "data.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    watch = Stopwatch()
+    config = SchedulerConfig(num_slots=100_000, max_batch_tokens=1024, max_rows=128)
+    (token_id,) = tokenizer.encode("\n")
+    runner = ConstantRunner(token_id, watch)
+    engine = LocalEngine(runner, tokenizer, identity="stub", context_len=8192, scheduler_config=config)
+    backend = FirstSubmit(engine, watch)
+    finished: list[FinishedRow] = []
+    run = RunConfig(template=folder / "classify.py", data=(str(folder / "data.jsonl"),), model="smollm2-135m")
+    with prepared(run, tell=print) as ready:
+        rows = [(row, None) for row in ready.rows]
+        execution = Execution(
+            ready,
+            ready.driver(),
+            Surroundings(progress=Progress(io.StringIO()), stop=StopRequest(), load_backend=lambda *_: backend),
+            on_finished=finished.append,
+            after_step=lambda: None,
+            with_transcript=False,
+        )
+        gc.collect()
+        start = time.thread_time()
+        with execution:
+            execution.start_rows(rows)
+            execution.prepare()
+            execution.run()
+    assert len(finished) == num_rows and all(row.error is None for row in finished)
+    assert backend.at is not None
+    stats = engine.stats()
+    assert stats.requests == num_rows
+    ms = 1e3 * (backend.at - start) / num_rows
+    print(f"{num_rows} rows, ms of processor time a row before the first {backend.num_requests} requests: {ms:.4f}")
+    return ms, backend.num_requests
+
+
+@pytest.mark.slow
+def test_a_row_before_the_first_request(tmp_path: Path, smollm2_dir: Path, smollm2_tokenizer: Tokenizer) -> None:
+    """Reading is left out; only the first slab is tokenised by then."""
+    assert smollm2_dir.is_dir()
+    num_rows = 3000
+    tries = (run_job_rows(tmp_path, smollm2_tokenizer, num_rows) for _ in range(3))
+    found = [(ms, number) for ms, number in tries]
+    assert all(number < num_rows / 5 for _, number in found)
+    assert min(ms for ms, _ in found) < MAX_MS_BEFORE_THE_FIRST_REQUEST
 
 
 @pytest.mark.slow
