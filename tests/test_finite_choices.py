@@ -40,13 +40,22 @@ PERSON = {
     "required": ["job", "active", "name", "colours", "grade"],
     "additionalProperties": False,
 }
+WIDE = {
+    "type": "object",
+    "properties": {
+        "word": {"enum": [f"{first}{second}ing" for first in ("walk", "drink", "jump", "th") for second in "abcdef"]},
+        "why": {"type": "string", "minLength": 9, "maxLength": 12},
+    },
+    "required": ["word", "why"],
+    "additionalProperties": False,
+}
 OPTIONAL = {
     "type": "object",
     "properties": {"a": {"type": "boolean"}, "b": {"const": "x"}},
     "additionalProperties": False,
 }
 OPEN = {"type": "object", "properties": {"answer": {"enum": ["A", "B", "AB"]}}, "required": ["answer"]}
-SCHEMAS: list[Any] = [PERSON, OPTIONAL, OPEN, {"enum": ["no", "nothing", "no one"]}, {"type": "boolean"}]
+SCHEMAS: list[Any] = [PERSON, WIDE, OPTIONAL, OPEN, {"enum": ["no", "nothing", "no one"]}, {"type": "boolean"}]
 REGEXES = [
     "(yes|no|maybe)",
     "The answer is (yes|no|perhaps), because [a-z ]{3,9}[.]",
@@ -231,6 +240,9 @@ def run(
             results[result.request_id] = result
             engine.finish_program(result.request_id)
         engine.scheduler.check_integrity()
+        if config.get("reserve") == "full":
+            for row in engine.scheduler.running:
+                assert row.in_flight or row.reserved + row.num_unused >= row.tail_left, "its room is promised to others"
     assert engine.scheduler.pool.num_free == engine.scheduler.config.num_slots, "something stayed behind"
     return results, engine
 
@@ -356,6 +368,17 @@ def test_the_engine_decides_as_whole_prefixes_do(  # noqa: PLR0917
         assert list(results[asked.request_id].output_ids) == expected(masks, smollm2_tokenizer, asked)
     if reserve == "full":
         assert engine.stats().recomputed_tokens == 0
+
+
+@pytest.mark.parametrize("num_slots", [70, 75, 150])
+def test_full_reservation_holds_with_choices(smollm2_tokenizer: Tokenizer, num_slots: int) -> None:
+    """Scoring takes slots that nobody is promised, and gives them back: in a tight pool nobody has to pause."""
+    requests = [request(i, [i + 3], constraint, max_tokens=60) for i, constraint in enumerate(CONSTRAINTS)]
+    limits = {"max_batch_tokens": 4096, "max_rows": 64}
+    tight, engine = run(smollm2_tokenizer, requests, num_slots=num_slots, reserve="full", **limits)
+    assert engine.stats().recomputed_tokens == 0
+    ample, _ = run(smollm2_tokenizer, requests, num_slots=5000, **limits)
+    assert {i: r.output_ids for i, r in tight.items()} == {i: r.output_ids for i, r in ample.items()}
 
 
 def test_off_is_token_by_token(masks: TokenMasks, smollm2_tokenizer: Tokenizer) -> None:
