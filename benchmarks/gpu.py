@@ -163,12 +163,24 @@ class Watched:
 
 @contextmanager
 def opened(
-    file: Path, rows: Sequence[Mapping[str, Any]], model: LocalModel, tokenizer: Tokenizer
+    file: Path,
+    rows: Sequence[Mapping[str, Any]],
+    model: LocalModel,
+    tokenizer: Tokenizer,
+    *,
+    choice_decoding: str = "exact",
 ) -> Iterator[Prepared]:
     """A workload as a job that can start: what is the same in all rows is a parameter, as ``--param`` sets one."""
     values = {name: {row.get(name) for row in rows} for name in ("max_tokens", "ignore_eos", "regex")}
     params = {name: json.dumps(found.pop()) for name, found in values.items() if len(found) == 1}
-    config = RunConfig(template=PROGRAM, data=(str(file),), model=model.name, limit=len(rows), params=params)
+    config = RunConfig(
+        template=PROGRAM,
+        data=(str(file),),
+        model=model.name,
+        limit=len(rows),
+        params=params,
+        choice_decoding=choice_decoding,
+    )
     template = load_template(config.template, params=params)
     with open_rows(config.data, limit=config.limit) as inputs:
         binding = template.bind(inputs.columns, {})
@@ -258,6 +270,7 @@ def main() -> None:
     parser.add_argument("--max-rows", type=int, default=4096)
     parser.add_argument("--reserve", default="soft", choices=["soft", "full"])
     parser.add_argument("--no-jump-forward", action="store_true", help="forced tokens take a step each")
+    parser.add_argument("--choice-decoding", default="exact", choices=["exact", "token"], help="token: as peers do")
     parser.add_argument("--rebuild-masks", action="store_true", help="every row's constraint is built anew")
     parser.add_argument("--profile", action="store_true", help="print where the device's time goes, first 60 steps")
     parser.add_argument("--out", type=Path)
@@ -295,7 +308,7 @@ def main() -> None:
         if args.profile:
             profile(engine, tokenizer, rows, file.stem)
             continue
-        with opened(file, rows, model, tokenizer) as ready:
+        with opened(file, rows, model, tokenizer, choice_decoding=args.choice_decoding) as ready:
             result = run_workload(engine, ready, rows)
         log = result.pop("step_log")
         if args.out:
@@ -303,6 +316,7 @@ def main() -> None:
         floor = floor_s(engine, config, result.pop("plan"), rows, result["out_tokens"])
         line = {"workload": file.stem, "model": args.shape, "kv_tokens": engine.scheduler.config.num_slots}
         line |= {"jump_forward": engine.jump_forward, "rebuild_masks": args.rebuild_masks}
+        line |= {"choice_decoding": args.choice_decoding}
         line |= {"floor_s": round(floor, 2), "load_s": round(load_s, 1), **result}
         table.append(line)
         if args.out:
