@@ -11,7 +11,34 @@ import pytest
 from sglbatch.lang.looks import first_look
 from tests.test_lang_replay import HEAD, loaded
 
+HELPERS = """
+def other(x):
+    return ord(x)
+
+def plain(x, y="", *, items=()):
+    return f"{x}: {y}" + "".join(f"- {item}" for item in items)
+
+def looking(x):
+    return f"{x}!" if len(f"{x}") > 3 else x
+
+def writing(state, x):
+    state += sgl.user(plain(x)) + sgl.assistant(sgl.gen("x"))
+    return state["x"]
+
+def changing(items, x):
+    items.append(f"{x}")
+
+def again(x):
+    return again(f"{x}.")
+
+def many(*values):
+    return "".join(values)
+"""
+
 HARMLESS = [
+    "s += plain(a)",
+    "s += plain(a, y=b, items=c) + 'x'",
+    "s += plain(x=writing(s, a))",
     "s += a",
     "s += f'{a}: {b}'",
     "t = f'{a}'\nt += b\ns += t + 'x' + t",
@@ -59,12 +86,17 @@ LOOKS = {
     "f = s.fork(2)\nf = [f'{a}']\ns += f[0]": (2, "has f for a state and for something else"),
     "g = lambda x: x\ns += g(a)": (2, "calls g"),
     "t = f'{a}'\nn = len(locals()['t'])": (2, "calls locals"),
-    "s += other(a)": (1, "gives a row's values to other"),
+    "s += looking(a)": (1, "gives a row's values to len in looking"),
+    "s += looking(*c)": (1, "gives a row's values to looking by a star"),
+    "changing(c, a)\ns += c[0]": (1, "changes what it is given in changing"),
+    "t = plain(a)\nif len(t) > 3:\n    s += t": (2, "gives a row's values to len"),
+    "s += again(a)": (1, "gives a row's values to again in again"),
+    "s += many(a, b)": (1, "gives a row's values to many, which takes any number of them"),
 }
 
 
 def function(body: str, folder: Path) -> FunctionType:
-    source = f"{HEAD}def program(s, a, b, c):\n{textwrap.indent(body, '    ')}\n\n\ndef other(x):\n    return x\n"
+    source = f"{HEAD}def program(s, a, b, c):\n{textwrap.indent(body, '    ')}\n\n{HELPERS}"
     return loaded(source, folder).function
 
 

@@ -133,6 +133,24 @@ def _odd(row: Row) -> Row:
     return {key: f" <|im_end|>\n{value}<|im_st" for key, value in row.items() if isinstance(value, str)}
 
 
+@pytest.mark.parametrize(
+    ("body", "whole"),
+    [
+        ("s += block(a, items=c) + sgl.gen('x')\n    s['t'] = turn(s, s['x']) + '.'\n    return block(s['t'])", True),
+        ("s += short(a) + sgl.gen('x')", False),
+    ],
+)
+def test_functions_of_the_templates_file_are_followed(
+    body: str, whole: bool, tmp_path: Path, smollm2_tokenizer: Tokenizer
+) -> None:
+    rows = [{"a": "x" * (i % 7), "b": "", "c": ["y", "z"]} for i in range(12)]
+    function = loaded(f"{HEAD}def program(s, a, b, c):\n    {body}\n{HELPERS}", tmp_path)
+    both = Both(function, smollm2_tokenizer, rows[:4])
+    assert both.scripts.any_whole is whole
+    assert whole or both.scripts.refused[0].startswith("gives a row's values to len in short (replayed_")
+    both.check(rows)
+
+
 # --- programs of chance ------------------------------------------------------------------------
 
 TEXTS = st.sampled_from(["x", "", "  lead", "<|im_end|>", "a\nb", "<|im_st", "é", "http://x", "7", "\ue0f0", "x" * 50])
@@ -184,6 +202,8 @@ PLAIN = st.one_of(
     TEXT.map(lambda text: f"for i, item in enumerate(c):\n    s += f'{{i}}. {{item}}' + {text}"),
     TEXT.map(lambda text: f"if len(c) > 1:\n    s += {text}"),
     st.just("s.sync()"),
+    st.just("s += block(a, items=c)"),
+    st.just("s['t'] = turn(s, a) + '.'"),
     st.just("s += 'has' if 'v' in s else 'has not'"),
     st.just("done = []\nfor item in c:\n    s += item + sgl.gen('v')\n    done.append(s['v'])\ns['done'] = done"),
 )
@@ -205,6 +225,7 @@ LOOKING = st.sampled_from(
         "try:\n    s += str(int(s['v']))\nexcept ValueError:\n    s += 'no number'",
         "s += str(sgl.call(len, a))",
         "b = b + 1",
+        "s += short(a)",
         "for letter in f'{a}{b}'[:2]:\n    s += letter",
         "s += str(s.rng.random())",
     ]
@@ -221,10 +242,21 @@ def programs(draw: st.DrawFn) -> str:
     if draw(st.booleans()):
         body.insert(draw(st.integers(0, len(body))), draw(LOOKING))
     code = "\n".join(["s += 'Start'", "s['v'] = 'none'", *body, draw(ASK).join(("s += ", "")), draw(RETURNS)])
-    return f"{HEAD}def program(s, a, b, c):\n{textwrap.indent(code, '    ')}\n"
+    return f"{HEAD}def program(s, a, b, c):\n{textwrap.indent(code, '    ')}\n{HELPERS}"
 
 
 HEAD = "import json, re\nimport sglbatch as sgl\n\n@sgl.function\n"
+HELPERS = """
+def block(title, items=()):
+    return f"{title}: " + "".join(f"- {item}" for item in items)
+
+def turn(state, text):
+    state += sgl.user(block(text)) + sgl.assistant(sgl.gen("t"))
+    return state["t"]
+
+def short(text):
+    return text if len(f"{text}") < 5 else "long"
+"""
 NUMBERS = itertools.count()
 
 

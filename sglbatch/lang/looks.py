@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import FunctionType
 
-from sglbatch.lang.text_kinds import Kind, Kinds
+from sglbatch.lang.text_kinds import Given, Helped, Kind, Kinds
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,24 +38,41 @@ def first_look(function: FunctionType) -> Look | None:
 
     A function without source is looked at as a whole.
     """
-    first_line = function.__code__.co_firstlineno
+    node = _definition(function)
+    if node is None:
+        first_line = function.__code__.co_firstlineno
+        return Look(first_line, first_line, "has no source that could be read")
+    names = [*inspect.signature(function).parameters]
+    given = Given(dict.fromkeys(names, Kind.RAW), frozenset(names[:1]))
+    return _Function(function, node, given, ()).first
+
+
+def _definition(function: FunctionType) -> ast.FunctionDef | None:
+    """With the lines of its file."""
     try:
         lines, start = inspect.getsourcelines(function)
         tree = ast.parse(textwrap.dedent("".join(lines)))
     except (OSError, SyntaxError):
-        return Look(first_line, first_line, "has no source that could be read")
+        return None
     ast.increment_lineno(tree, start - 1)
     (node,) = tree.body
-    if not isinstance(node, ast.FunctionDef):
-        return Look(first_line, first_line, "is not written as a def")
-    return _Function(function, node).first
+    return node if isinstance(node, ast.FunctionDef) else None
 
 
 class _Function:
-    """One function's body, walked until the kinds of its names do not change any more."""
+    """One function's body, walked until the kinds of its names do not change any more.
 
-    def __init__(self, function: FunctionType, node: ast.FunctionDef) -> None:
-        self._kinds = Kinds(function, node, self._found)
+    Args:
+        callers: the functions that are being walked because this one is called.
+    """
+
+    def __init__(
+        self, function: FunctionType, node: ast.FunctionDef, given: Given, callers: tuple[FunctionType, ...]
+    ) -> None:
+        self._callers = (*callers, function)
+        self._kinds = Kinds(function, given, self._found, self._helper)
+        self.returned = Kind.CONSTANT
+        num_given = self._kinds.num_given
         self._looks: list[Look] = []
         self._heads: list[int] = []
         self._now: ast.stmt = node
@@ -63,6 +80,20 @@ class _Function:
         while known != (known := self._kinds.num_known):
             self._looks.clear()
             self._block(node.body)
+        if callers and self._kinds.num_given != num_given:
+            self._found("changes what it is given")
+
+    def _helper(self, helped: Helped) -> Kind:
+        """What a call of a function in the same file gives; what that one looks at, it looks at here."""
+        callee, given = helped
+        node = None if callee in self._callers else _definition(callee)
+        if node is None:
+            self._found(f"gives a row's values to {callee.__name__}")
+            return Kind.TEXT
+        inner = _Function(callee, node, given, self._callers)
+        if inner.first is not None:
+            self._found(f"{inner.first.reason} in {callee.__name__}")
+        return inner.returned
 
     @property
     def first(self) -> Look | None:
@@ -108,7 +139,7 @@ class _Function:
                 if not self._kinds.is_written_to(target):
                     self._kinds.store(target, kind)
             case ast.Return(value=returned):
-                self._kinds.kind_of_all([returned])
+                self.returned = max(self.returned, self._kinds.kind_of_all([returned]))
             case ast.Expr(value=value):
                 self._kinds.kind(value)
             case ast.If(test=test, body=body, orelse=orelse):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 import builtins
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from enum import IntEnum
 from types import FunctionType
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 _LANGUAGE: Final = __name__.partition(".")[0]
 _WRITERS: Final = frozenset({"user", "system", "assistant", "set_var"})
@@ -30,23 +31,42 @@ class Kind(IntEnum):
     TEXT = 2
 
 
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a function's parameters hold; the others have their defaults."""
+
+    kinds: Mapping[str, Kind]
+    states: frozenset[str]
+
+
+Helped: TypeAlias = tuple[FunctionType, Given]
+"""A call of a function in the template's own file."""
+
+
 class Kinds:
     """The kinds of a function's names and expressions; what is found on the way is told to ``found``.
 
     Args:
+        given: of its parameters, and which of them are states.
         found: takes what the function does with a row's values that a trace would not see: behind "the program".
+        helper: what a function of the template's own file gives for arguments.
 
     Attributes:
         states, groups: names of states, and of groups of them, that a fork gave.
     """
 
-    def __init__(self, function: FunctionType, node: ast.FunctionDef, found: Callable[[str], None]) -> None:
+    def __init__(
+        self, function: FunctionType, given: Given, found: Callable[[str], None], helper: Callable[[Helped], Kind]
+    ) -> None:
+        self._function = function
         self._globals = function.__globals__
         self._found = found
-        self.states = {node.args.args[0].arg if node.args.args else ""}
+        self._helper = helper
+        self._given = given
+        self.states = set(given.states)
         self.groups: set[str] = set()
-        parameters = [*node.args.args, *node.args.posonlyargs, *node.args.kwonlyargs]
-        self._kinds: dict[str, Kind] = {argument.arg: Kind.RAW for argument in parameters}
+        self._kinds = dict(given.kinds)
+        self._parameters = tuple(inspect.signature(function).parameters)
         self._local = frozenset(function.__code__.co_varnames + function.__code__.co_cellvars)
         self._free = frozenset(function.__code__.co_freevars)
 
@@ -245,9 +265,40 @@ class Kinds:
             self._found(f"calls {ast.unparse(node.func)}")
         if callee is str and kind:
             return kind
+        if kind and isinstance(callee, FunctionType) and callee.__code__.co_filename == self._file:
+            return self._helped(callee, node, kind)
         if kind and not (kind == Kind.RAW and self._is_harmless(callee)):
             self._found(f"gives a row's values to {ast.unparse(node.func)}")
         return kind
+
+    @property
+    def _file(self) -> str:
+        return self._function.__code__.co_filename
+
+    def _helped(self, callee: FunctionType, node: ast.Call, kind: Kind) -> Kind:
+        names = [keyword.arg for keyword in node.keywords]
+        if None in names or any(isinstance(argument, ast.Starred) for argument in node.args):
+            self._found(f"gives a row's values to {callee.__name__} by a star")
+            return Kind.TEXT
+        try:
+            bound = inspect.signature(callee).bind(*node.args, **{str(k.arg): k.value for k in node.keywords})
+        except TypeError:  # the call fails, in a trace too
+            return kind
+        if not all(isinstance(argument, ast.expr) for argument in bound.arguments.values()):
+            self._found(f"gives a row's values to {callee.__name__}, which takes any number of them")
+            return Kind.TEXT
+        kinds = {name: self.kind(argument) for name, argument in bound.arguments.items()}
+        states = (
+            name
+            for name, argument in bound.arguments.items()
+            if isinstance(argument, ast.Name) and argument.id in self.states
+        )
+        return self._helper((callee, Given(kinds, frozenset(states))))
+
+    @property
+    def num_given(self) -> int:
+        """As ``num_known``, of the parameters as they are now; states are not changed by what is put into them."""
+        return sum(self._kinds.get(name, Kind.CONSTANT) for name in self._parameters if name not in self._given.states)
 
     def _is_harmless(self, callee: Any) -> bool:
         return any(callee is getattr(builtins, name) for name in _HARMLESS)
