@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -89,7 +90,7 @@ def test_a_certain_choice_stays_whatever_the_open_tokens_turn_out_to_be(
     open_mass = 1 - sum(weight / total for _, weight in weights)
     for token, weight in weights:
         text = token.strip()
-        fitting = [c for c in choices if text and (c.startswith(text) or text.startswith(c))]
+        fitting = [c for c in choices if text and (c.startswith(text) or re.fullmatch(rf"{c}\b.*", text))]
         if len(fitting) == 1:
             own[fitting[0]] += weight / total
         elif fitting:

@@ -88,7 +88,6 @@ class Used:
 class _Tried:
     """How a cheaper means has done at a place."""
 
-    started: int = 0
     fits: deque[bool] = field(default_factory=lambda: deque(maxlen=FIT_WINDOW))
     trials: Trials = field(default_factory=Trials)
 
@@ -168,11 +167,8 @@ class Asking:
     async def _tries(self, means: str, call: TextCall) -> bool:
         """Whether to try the cheaper means first: a few calls do, and the others where it mostly gave the answer."""
         tried = self.tried.setdefault((means, place_of(call)), _Tried())
-        await tried.trials.settled(lambda: tried.started >= FIT_PROBES > len(tried.fits))
-        if tried.started >= FIT_PROBES and (not tried.fits or sum(tried.fits) < MOSTLY * len(tried.fits)):
-            return False
-        tried.started += 1
-        return True
+        await tried.trials.settled(lambda: tried.trials.under_way + len(tried.fits) >= FIT_PROBES > len(tried.fits))
+        return len(tried.fits) < FIT_PROBES or sum(tried.fits) >= MOSTLY * len(tried.fits)
 
     # --- by the first token ---
 

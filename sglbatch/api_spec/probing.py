@@ -8,24 +8,24 @@ from contextlib import contextmanager
 
 
 class Trials:
-    """Calls that are trying."""
+    """``under_way``: calls that are trying."""
 
     def __init__(self) -> None:
-        self._under_way = 0
+        self.under_way = 0
         self._ended = asyncio.Event()
 
     @contextmanager
     def trying(self) -> Iterator[None]:
         """Within, a call tries; those that wait look again when it has ended, however it has."""
-        self._under_way += 1
+        self.under_way += 1
         try:
             yield
         finally:
-            self._under_way -= 1
+            self.under_way -= 1
             self._ended.set()
             self._ended = asyncio.Event()
 
     async def settled(self, is_open: Callable[[], bool]) -> None:
         """Waits while it ``is_open`` what the calls that are trying will show."""
-        while is_open() and self._under_way:
+        while is_open() and self.under_way:
             await self._ended.wait()
