@@ -12,7 +12,9 @@ import pytest
 
 from sglbatch.errors import ModelError, SglbatchError
 from sglbatch.job import execution, feed
+from sglbatch.job.prepare import Prepared
 from sglbatch.job.report import Report
+from sglbatch.lang import Driver
 from sglbatch.models import LocalModel
 from sglbatch.planner import Plan
 from sglbatch.tokenizer import Tokenizer
@@ -150,6 +152,34 @@ def test_slabs_make_the_same_job(world: World, monkeypatch: pytest.MonkeyPatch) 
     assert isinstance(backend, Slabs)
     assert backend.came[0] == 0 and len(set(backend.came)) > 5, "the first slab at once, the others between steps"
     assert backend.expected[0] and not backend.expected[-1]
+
+
+@pytest.mark.usefixtures("small_slabs")
+def test_programs_that_are_parked_before_they_are_tokenised_make_the_same_job(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a backend may keep for a program is known when it asks; parked, it could not tell any more."""
+
+    def asked() -> list[tuple[str, bool]]:
+        assert world.backend is not None
+        return sorted((world.backend.show(r.prompt_ids), r.keep) for r in world.backend.requests)
+
+    world.write_template(BRANCHES)
+    world.write_rows(rows())
+    world.run()
+    expected, kept = facts(world), asked()
+    assert len({keep for _, keep in kept}) == 2
+    make = Prepared.driver
+
+    def few(ready: Prepared, **options: Any) -> Driver:
+        driver = make(ready, **options)
+        driver._max_live_programs = 3
+        return driver
+
+    monkeypatch.setattr(Prepared, "driver", few)
+    monkeypatch.setattr(execution, "CHUNK_ROWS", 2)
+    world.run(restart=True)
+    assert facts(world) == expected and asked() == kept
 
 
 @pytest.mark.usefixtures("small_slabs")

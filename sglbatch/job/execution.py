@@ -123,6 +123,7 @@ class Execution:
         """
         for _ in self._started(rows):
             self._load_early()
+            self._driver.park()
             self._after_step()
             _freeze()
         self._driver.settle_outside()

@@ -177,8 +177,14 @@ class Driver:
             if not (run_outside and self._outside.pending):
                 break
             self._deliver_outside(0.1)
-        self._park()
+        self.park()
         return new
+
+    def park(self) -> None:
+        """Let programs that wait give up their greenlets where there are too many of these."""
+        while len(self._live) > self._max_live_programs:
+            _, program = self._live.popitem()
+            program.park()
 
     def settle_outside(self) -> None:
         """Make the outside calls that have been asked for, and wait for them and for those that follow from them.
@@ -194,7 +200,7 @@ class Driver:
         """Take the questions that have been asked and not been tokenised; they wait until they are released."""
         held, self._asked = self._asked, []
         self._num_held += len(held)
-        self._park()
+        self.park()
         return held
 
     def release(self, questions: Sequence[Question]) -> None:
@@ -320,11 +326,6 @@ class Driver:
         program.deliver(path, answer, position)
         self._live[program_id] = program
         self._follow(program)
-
-    def _park(self) -> None:
-        while len(self._live) > self._max_live_programs:
-            _, program = self._live.popitem()
-            program.park()
 
     # --- questions ---
 
