@@ -266,17 +266,25 @@ def loaded(source: str, folder: Path) -> SglFunction:
     return load_template(path).function
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
-@given(programs(), st.tuples(LISTS, LISTS), st.integers(0, 99))
-def test_programs_do_the_same_on_their_scripts(
-    smollm2_tokenizer: Tokenizer,
-    tmp_path_factory: pytest.TempPathFactory,
-    source: str,
-    rows: tuple[list[Row], list[Row]],
-    shuffle: int,
-) -> None:
+Given = tuple[str, tuple[list[Row], list[Row]], int]
+CASES = st.tuples(programs(), st.tuples(LISTS, LISTS), st.integers(0, 99))
+
+
+def hold(tokenizer: Tokenizer, folder: Path, case: Given) -> None:
     """What the checked rows have taught holds for rows that were not checked."""
-    function = loaded(source, tmp_path_factory.mktemp("replayed"))
-    checked, others = rows
-    both = Both(function, smollm2_tokenizer, checked)
+    source, (checked, others), shuffle = case
+    both = Both(loaded(source, folder), tokenizer, checked)
     both.check([*checked, *others], shuffle=shuffle)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(CASES)
+def test_programs_do_the_same_on_their_scripts(smollm2_tokenizer: Tokenizer, tmp_path: Path, case: Given) -> None:
+    hold(smollm2_tokenizer, tmp_path, case)
+
+
+@pytest.mark.slow
+@settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck))
+@given(CASES)
+def test_many_programs_do_the_same_on_their_scripts(smollm2_tokenizer: Tokenizer, tmp_path: Path, case: Given) -> None:
+    hold(smollm2_tokenizer, tmp_path, case)
