@@ -1,6 +1,6 @@
 """What a row costs in Python, run by its function and from its trace: up to its first calls, and to its end.
 
-python benchmarks/rows.py WORKLOADS_DIR/mmlu.jsonl [--rows N]
+python benchmarks/rows.py WORKLOADS_DIR/mmlu.jsonl [--rows N] [--memory]
 
 No model and no tokenizer: answers are made up and come at once, one row after another. Processor time, the best of a
 few tries.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+import tracemalloc
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -59,23 +60,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("prompts", type=Path, help="JSONL with a column prompt")
     parser.add_argument("--rows", type=int, default=14_000)
+    parser.add_argument("--memory", action="store_true", help="instead: what rows hold that wait for a first answer")
     options = parser.parse_args()
     prompts = [{"prompt": json.loads(line)["prompt"]} for line in options.prompts.read_text().splitlines()]
-    print(
-        "| program | rows | first calls, by function µs | from trace µs | to the end, by function µs | from trace µs |"
-    )
-    print("|---|---|---|---|---|---|")
-    measure("mmlu, a prompt a row", mmlu, prompts[: options.rows])
+    columns = "first calls, by function µs | from trace µs | to the end, by function µs | from trace µs"
+    columns = "held by function KB | from trace KB" if options.memory else columns
+    print(f"| program | rows | {columns} |\n{'|---' * (columns.count('|') + 3)}|")
+    measure("mmlu, a prompt a row", mmlu, prompts[: options.rows], memory=options.memory)
     for name, sample in TEMPLATES.items():
         template = load_template(ROOT / "templates" / f"{name}.py")
         rows = [json.loads(line) for line in (ROOT / "samples" / f"{sample}.jsonl").read_text().splitlines()]
         binding = template.bind(list(rows[0]), {})
         arguments = [binding.arguments(row) for row in rows]
         number = options.rows // 7
-        measure(name, template.function, [arguments[i % len(arguments)] for i in range(number)])
+        repeated = [arguments[i % len(arguments)] for i in range(number)]
+        measure(name, template.function, repeated, memory=options.memory)
 
 
-def measure(name: str, function: SglFunction, rows: Sequence[Mapping[str, Any]]) -> None:
+def measure(name: str, function: SglFunction, rows: Sequence[Mapping[str, Any]], *, memory: bool) -> None:
     guard = Guard.of_template(function.strings(), ENVIRONMENT)
 
     def by_function(arguments: Mapping[str, Any], program_id: int, row_key: str) -> Program:
@@ -84,6 +86,10 @@ def measure(name: str, function: SglFunction, rows: Sequence[Mapping[str, Any]])
     scripts = Scripts(function, by_function, environment=ENVIRONMENT, guard=guard)
     scripts.learn([rows[i] for i in spread(len(rows))], [MadeUpAnswers(0, Compiler())])
     assert isinstance(scripts.program(rows[0], 0, ""), Replay), scripts.refused
+    if memory:
+        held = [f"{held_bytes(make, rows, guard) / len(rows) / 1024:.1f}" for make in (by_function, scripts.program)]
+        print(f"| {name} | {len(rows):,} | {' | '.join(held)} |", flush=True)
+        return
     figures = []
     for to_end in (False, True):
         for make in (by_function, scripts.program):
@@ -109,6 +115,21 @@ def ran(make: Make, rows: Sequence[Mapping[str, Any]], guard: Guard, *, to_end: 
             program.deliver(call.path, answered(call, answers))
             calls += program.take_calls()
     return time.process_time() - start
+
+
+def held_bytes(make: Make, rows: Sequence[Mapping[str, Any]], guard: Guard) -> int:
+    """Of all rows, as they wait for their first answers; the calls themselves are the driver's."""
+    started = []
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for number, arguments in enumerate(rows):
+        program = make(arguments, number, "row")
+        program.start(ENVIRONMENT, guard)
+        program.take_calls()
+        started.append(program)
+    held = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    return held
 
 
 def answered(call: ModelCall, answers: MadeUpAnswers) -> Result:
