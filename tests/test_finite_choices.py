@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from collections.abc import Sequence
 from os.path import commonprefix
@@ -457,6 +458,34 @@ def test_limits_hold(masks: TokenMasks, smollm2_tokenizer: Tokenizer) -> None:
     found = choice_texts(masks, smollm2_tokenizer, "(" + "|".join(words) + ")")
     assert found is not None and len(found) == MAX_ALTERNATIVES
     assert choice_texts(masks, smollm2_tokenizer, "(" + "|".join([*words, "more"]) + ")") is None
+
+
+@pytest.mark.slow
+def test_the_fused_engine_scores_as_the_plain_one() -> None:
+    """Alternatives beside their rows through Triton attention and fused layers, with two cohorts."""
+    from tests.test_attention_triton import tiny_engine
+
+    rng = np.random.default_rng(1)
+    shared = rng.integers(1, 40, size=36).tolist()
+    constraint = Constraint(kind="regex", source="(X|YY)(ABC|ABD|DC|G)K(EF|G)[a-d]{2}(HIJ|HIK|L)M")
+    requests = [
+        request(
+            i, [*shared, *rng.integers(1, 40, size=3).tolist()], constraint, max_tokens=30, temperature=float(i % 2)
+        )
+        for i in range(6)
+    ]
+    answers = []
+    for kernels in ("torch", "triton"):
+        engine = tiny_engine(kernels)
+        engine.tokenizer.encode = lambda text: [ord(c) - 64 for c in text]  # type: ignore[method-assign]
+        engine.submit(requests)
+        found: dict[int, Result] = {}
+        while engine.has_unfinished:
+            found |= {r.request_id: r for r in engine.step()}
+            engine.scheduler.check_integrity()
+        assert all(r.error is None and re.fullmatch(constraint.source, r.text) for r in found.values())
+        answers.append({i: r.output_ids for i, r in found.items()})
+    assert answers[0] == answers[1] and len(set(answers[0].values())) > 1
 
 
 def test_scores_of_masks_are_sums(masks: TokenMasks) -> None:
