@@ -36,9 +36,9 @@ from sglbatch.job.prepare import Prepared
 from sglbatch.job.progress import Progress
 from sglbatch.job.rows import FinishedRow
 from sglbatch.job.signals import StopRequest
-from sglbatch.lang.calls import PendingCall
 from sglbatch.lang.template_file import load_template
 from sglbatch.models import LocalModel
+from sglbatch.planner import Plan, Summary, Tree
 from sglbatch.tokenizer import Tokenizer
 from sglbatch.types import BackendStats, Constraint, Generate, Request, Result, Text
 
@@ -200,7 +200,7 @@ def run_workload(engine: LocalEngine, ready: Prepared, asked: Sequence[dict[str,
     rows = [Row(index=i, values=values, error=None, where=f"row {i}") for i, values in enumerate(asked)]
     watched = Watched(engine)
     finished: list[FinishedRow] = []
-    planned: list[Sequence[PendingCall]] = []
+    planned: list[tuple[Plan, Summary, Tree]] = []
     surroundings = Surroundings(progress=Progress(io.StringIO()), stop=StopRequest(), load_backend=lambda *_: watched)
     execution = Execution(
         ready,
@@ -208,7 +208,7 @@ def run_workload(engine: LocalEngine, ready: Prepared, asked: Sequence[dict[str,
         surroundings,
         on_finished=finished.append,
         after_step=lambda: None,
-        on_planned=planned.append,
+        on_planned=lambda calls: planned.append(plan_job(calls, ready, errors=(), calls_reused=0)),
         with_transcript=False,
     )
     gc.collect()
@@ -223,7 +223,7 @@ def run_workload(engine: LocalEngine, ready: Prepared, asked: Sequence[dict[str,
             torch.cuda.synchronize()
         end = time.perf_counter()
     after = engine.stats()
-    plan, summary, _ = plan_job(planned[0], ready, errors=(), calls_reused=0)
+    ((plan, summary, _),) = planned
     check_rows(asked, finished)
     computed = after.computed_prompt_tokens - before.computed_prompt_tokens
     recomputed = after.recomputed_tokens - before.recomputed_tokens

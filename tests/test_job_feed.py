@@ -182,6 +182,18 @@ def test_programs_that_are_parked_before_they_are_tokenised_make_the_same_job(
     assert facts(world) == expected and asked() == kept
 
 
+def test_a_job_that_is_answered_in_one_step_has_its_plan(world: World) -> None:
+    world.batch = 1000
+    world.write_template(
+        "import sglbatch as sgl\n\n@sgl.function(temperature=0)\ndef f(s, q):\n    s += q + sgl.gen('a')\n"
+    )
+    world.questions(range(5))
+    report = world.run().report
+    assert (report.requests, report.steps) == (5, 0) and report.unique_prompt_tokens > 0
+    assert Plan.load(world.paths.plan).num_requests == 5
+    assert "plan: 5 rows, 5 first calls to make" in world.stderr.getvalue()
+
+
 @pytest.mark.usefixtures("small_slabs")
 def test_a_job_stopped_between_slabs_goes_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.write_template(BRANCHES)

@@ -39,11 +39,11 @@ class Feed:
     def next_slab(self) -> list[PendingCall]:
         """The calls of the next slab that have to be made, in their order; none where all of it is answered already."""
         slab = next(self._slabs, None)
-        if slab is None:
-            self.is_done = True
-            return []
-        self._calls += slab
-        return slab
+        driver = self._driver
+        # Seen with the last slab already: a backend that answers all of it at once is not asked for another step.
+        self.is_done = slab is None or not (driver.num_held or driver.asked or driver.num_waiting_outside)
+        self._calls += slab or []
+        return slab or []
 
     def all_calls(self) -> list[PendingCall]:
         """The calls of all slabs, in the order of the input."""

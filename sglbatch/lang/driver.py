@@ -229,6 +229,11 @@ class Driver:
         return self._asked
 
     @property
+    def num_held(self) -> int:
+        """Questions that have been held and not been released."""
+        return self._num_held
+
+    @property
     def num_submitted(self) -> int:
         """Requests so far."""
         return self._next_request_id
