@@ -201,8 +201,8 @@ class Execution:
         self._loading.check()
         if self._any_known or self._loading.is_started or not self._driver.asked:
             return  # once it is started, a look at all questions with every chunk of rows would be for nothing
-        if self._prepared.config.kv_tokens is not None:
-            return  # what does not fit a pool of a given size is known when it is tokenised
+        if self._prepared.config.kv_tokens is not None or self.num_live < CHUNK_ROWS:
+            return  # what does not fit the pool or the context is known when it is tokenised, for few rows at once
         try:
             check_constraints((question.call for question in self._driver.asked), self._prepared)
         except ConstraintError:
