@@ -218,7 +218,7 @@ def run_once(job: Job) -> dict[str, Any]:
 def compare(args: argparse.Namespace, prompts: dict[str, list[str]]) -> list[dict[str, Any]]:
     """Runs alternate over the engines within a workload; the best setting of the first repeat is kept."""
     runs: list[dict[str, Any]] = []
-    settings = {(w, e): list(ENGINES[e][1]) for w in prompts for e in args.engines}
+    settings = {(w, e): ENGINES[e][1][: args.settings] for w in prompts for e in args.engines}
     for repeat in range(args.repeats):
         for workload, rows in prompts.items():
             for engine in args.engines:
@@ -359,6 +359,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS), choices=list(WORKLOADS))
     parser.add_argument("--scale", type=float, default=1.0, help="share of each workload's rows, for a quick look")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--settings", type=int, help="of each engine try so many settings; without it all")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--omp-wait-policy", default="passive", choices=["passive", "active"])

@@ -15,7 +15,8 @@ from sglbatch.engine.attention.torch import AttentionKind
 class Attention(Protocol):
     """The attention of one flat batch: ``attention.torch`` or ``attention.triton``."""
 
-    def write(self, k_NKD: torch.Tensor, v_NKD: torch.Tensor, k_TKD: torch.Tensor, v_TKD: torch.Tensor) -> None: ...
+    write_slots_T: torch.Tensor
+    """Where the keys and values of the batch's tokens go."""
 
     def __call__(
         self,
@@ -39,6 +40,13 @@ class LayerPool:
         self.has_sinks = False
         self.head_shapes: tuple[tuple[int, int], tuple[int, int]] | None = None
         """(K, D) of keys and of values, seen by the probe."""
+
+    def write(self, k_TKD: torch.Tensor, v_TKD: torch.Tensor) -> None:
+        """Puts the running step's keys and values into the pool, before its attention reads them."""
+        assert self.attention is not None
+        slots_T = self.attention.write_slots_T.long()
+        self.k_NKD.index_copy_(0, slots_T, k_TKD)
+        self.v_NKD.index_copy_(0, slots_T, v_TKD)
 
     def allocate(self, num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
         assert self.head_shapes is not None

@@ -67,7 +67,7 @@ def attention_hook(
         window=sliding_window,
         softcap=softcap,
     )
-    pool.attention.write(pool.k_NKD, pool.v_NKD, k_TKD, v_TKD)
+    pool.write(k_TKD, v_TKD)
     q_TQD = query[0].transpose(0, 1).contiguous()
     return pool.attention(q_TQD, pool.k_NKD, pool.v_NKD, kind, s_aux).unsqueeze(0), None
 

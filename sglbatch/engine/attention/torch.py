@@ -66,7 +66,7 @@ class TorchAttention:
     def __init__(self, batch: FlatBatch, device: torch.device) -> None:
         self._device = device
         self._positions_T = self._to_device(batch.positions)
-        self._write_slots_T = self._to_device(batch.write_slots)
+        self.write_slots_T = self._to_device(batch.write_slots)
         self._flat = [self._shared_rows(w.q_start, w.q_end, w.slots, w.position) for w in batch.shared]
         self._flat += [self._causal_rows(w.q_start, w.q_end, w.slots, w.positions) for w in batch.causal]
         self._padded = [self._padded_rows(*padded) for padded in pad_singles(batch.singles)]
@@ -95,11 +95,6 @@ class TorchAttention:
         rows_R = self._to_device(rows)
         mask_RL = torch.arange(slots.shape[1], device=self._device) < self._to_device(lens)[:, None]
         return _Padded(rows_R, self._to_device(slots), mask_RL, self._positions_T[rows_R], self._to_device(positions))
-
-    def write(self, k_NKD: torch.Tensor, v_NKD: torch.Tensor, k_TKD: torch.Tensor, v_TKD: torch.Tensor) -> None:
-        """Puts the batch's keys and values of one layer into the pool, before that layer's attention reads them."""
-        k_NKD.index_copy_(0, self._write_slots_T, k_TKD)
-        v_NKD.index_copy_(0, self._write_slots_T, v_TKD)
 
     def __call__(
         self,

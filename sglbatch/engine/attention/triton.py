@@ -60,11 +60,6 @@ class TritonAttention:
         ints = upload(batch_arrays(batch, works, rows), device)
         return TritonAttention(ints, num_parts=works.num_parts, group=group)
 
-    def write(self, k_NKD: torch.Tensor, v_NKD: torch.Tensor, k_TKD: torch.Tensor, v_TKD: torch.Tensor) -> None:
-        """Puts the batch's keys and values of one layer into the pool, before that layer's attention reads them."""
-        k_NKD[self.write_slots_T] = k_TKD
-        v_NKD[self.write_slots_T] = v_TKD
-
     def __call__(
         self,
         q_TQD: torch.Tensor,
