@@ -255,10 +255,11 @@ class ErrorInfo:
     call: str | None = None
 
 
-TokenLogprob: TypeAlias = tuple[float | None, int]
+TokenLogprob: TypeAlias = tuple[float | None, int | str]
 """Log-probability under the model's own distribution (no temperature, penalty or constraint), and the token id.
 
-None for a sequence's first token, which nothing comes before.
+None for a sequence's first token, which nothing comes before. An endpoint's token whose id is not known here stands as
+its text.
 """
 
 

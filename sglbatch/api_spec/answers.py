@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sglbatch.api_spec.token_logprobs import Told, read_told
+
 
 class Garbled(ValueError):
     """Not an answer of the protocol: tried again."""
@@ -33,14 +35,20 @@ class Answer:
 
     Args:
         tokens: None where the endpoint's numbers cannot be.
-        first_token: the likeliest first tokens with their log-probabilities, where they were asked for and are named.
+        told: its tokens with their log-probabilities, where they were asked for and are named.
     """
 
     text: str
     finish: str
     refusal: str | None
     tokens: Tokens | None
-    first_token: tuple[tuple[str, float], ...] = ()
+    told: tuple[Told, ...] = ()
+
+    @property
+    def first_token(self) -> tuple[tuple[str, float], ...]:
+        """The likeliest first tokens with their log-probabilities, as far as they are named."""
+        top = self.told[0].top if self.told else ()
+        return tuple((token.piece.decode("utf-8", "replace"), token.logprob) for token in top)
 
 
 def read_answer(content: bytes) -> Answer:
@@ -69,18 +77,8 @@ def read_answer(content: bytes) -> Answer:
         finish=str(choice.get("finish_reason")),
         refusal=str(refusal) if refusal else None,
         tokens=_tokens(value.get("usage"), text),
-        first_token=_first_token(choice.get("logprobs")),
+        told=read_told(choice.get("logprobs")),
     )
-
-
-def _first_token(logprobs: Any) -> tuple[tuple[str, float], ...]:
-    content = logprobs.get("content") if isinstance(logprobs, dict) else None
-    first = content[0] if isinstance(content, list) and content else None
-    top = first.get("top_logprobs") if isinstance(first, dict) else None
-    if not isinstance(top, list):
-        return ()
-    entries = [(entry.get("token"), entry.get("logprob")) for entry in top if isinstance(entry, dict)]
-    return tuple((token, float(p)) for token, p in entries if isinstance(token, str) and isinstance(p, int | float))
 
 
 def _tokens(usage: Any, text: str) -> Tokens | None:

@@ -16,10 +16,11 @@ from sglbatch.api_spec.bodies import Outgoing
 from sglbatch.api_spec.constraints import longest
 from sglbatch.api_spec.fields import field_values
 from sglbatch.api_spec.first_token import Decision, decide
-from sglbatch.api_spec.matching import Matcher, Taken, first_stop
+from sglbatch.api_spec.matching import Matcher, Taken, first_stop, first_stop_span
 from sglbatch.api_spec.model import ApiModel
 from sglbatch.api_spec.probing import Trials
 from sglbatch.api_spec.speculation import Speculation, place_of
+from sglbatch.api_spec.token_logprobs import Told, between
 from sglbatch.api_spec.tokens import Counter
 from sglbatch.api_spec.ways import (
     BY_FIELD,
@@ -48,6 +49,7 @@ from sglbatch.types import (
     Result,
     TextCall,
     TextChoices,
+    TokenLogprob,
     Usage,
 )
 
@@ -129,7 +131,7 @@ class Asking:
         with trials.trying() if call.following else nullcontext():
             taken, means = await self._taken(call, seed, used)
         self.methods[means] += 1
-        first, *ahead = [_result(found, request_id, means) for found in taken]
+        first, *ahead = [self._result(found, request_id, means, call.question) for found in taken]
         return replace(first, usage=used.usage, ahead=tuple(ahead))
 
     async def _begins_ahead(self, call: TextCall, trials: Trials) -> bool:
@@ -212,6 +214,8 @@ class Asking:
         taken = self._match(call, text, answer, bool(stops[: self.model.family.num_stops]))
         if call.following:
             self._record(call, place, text, answer, taken)
+        if question.num_top_logprobs is not None:
+            return [_with_told(found, text, question, answer) for found in taken]
         return taken
 
     def _match(self, call: TextCall, text: str, answer: Answer, stops_sent: bool) -> list[Taken]:
@@ -337,6 +341,28 @@ class Asking:
                 return taken
         raise CallError("no-match", f"{MAX_ASKS} answers did not have the form asked for")
 
+    def _result(self, found: Taken, request_id: int, means: str, question: Generate | TextChoices) -> Result:
+        is_choice = found.choice is not None
+        most = (question.num_top_logprobs if isinstance(question, Generate) else None) or 0
+        tops = [token.top[:most] for token in found.told] if most else []
+        return Result(
+            request_id=request_id,
+            text="" if is_choice else found.text,
+            finish_reason=found.finish,
+            choice=found.choice,
+            choice_logprobs=found.logprobs,
+            output_logprobs=self._token_logprobs(found.told),
+            output_top_logprobs=tuple(map(self._token_logprobs, tops)),
+            means=means if is_choice else None,
+        )
+
+    def _token_logprobs(self, told: Sequence[Told]) -> tuple[TokenLogprob, ...]:
+        ids = [self.counter.token_id(token.piece, token.token_id) for token in told]
+        return tuple(
+            (token.logprob, token.piece.decode("utf-8", "replace") if token_id is None else token_id)
+            for token, token_id in zip(told, ids, strict=True)
+        )
+
     async def _post(self, outgoing: Outgoing, call: TextCall, used: Used) -> Answer:
         pieces = outgoing.pieces()
         count = sum(self.counter.count(piece) + MESSAGE_TOKENS for piece in pieces)
@@ -372,13 +398,20 @@ def _chosen(call: TextCall, decision: Decision) -> Taken:
     return Taken(text=text, finish="choice", end=0, choice=decision.choice, logprobs=decision.logprobs)
 
 
-def _result(found: Taken, request_id: int, means: str) -> Result:
-    is_choice = found.choice is not None
-    return Result(
-        request_id=request_id,
-        text="" if is_choice else found.text,
-        finish_reason=found.finish,
-        choice=found.choice,
-        choice_logprobs=found.logprobs,
-        means=means if is_choice else None,
-    )
+def _with_told(found: Taken, text: str, question: Generate, answer: Answer) -> Taken:
+    """With the log-probabilities of the value's tokens, a stop string that ends it included.
+
+    Args:
+        text: the answer without a beginning that it has repeated; all of it but a stop string is the value.
+    """
+    if answer.text and not answer.told:
+        raise CallError(
+            "no-logprobs", "the endpoint names no log-probabilities for this answer; return_logprob asks for them"
+        )
+    repeated, stop = len(answer.text) - len(text), first_stop_span(text, question)
+    if not repeated and stop is None:
+        return replace(found, told=answer.told)
+    told = between(answer.told, answer.text, repeated, None if stop is None else repeated + stop[1])
+    if told is None:
+        raise CallError("no-logprobs", "the tokens whose log-probabilities the endpoint names are not its answer's")
+    return replace(found, told=told)

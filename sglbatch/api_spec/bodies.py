@@ -79,7 +79,8 @@ def generation(
         body |= {"prompt": call.prefix, "max_tokens": most}
     sent_stops = list(stops)[: family.num_stops]
     body |= {"stop": sent_stops} if sent_stops else {}
-    return Outgoing(path=path, body=body | _sampling(question, model, seed), max_tokens=most, seed=seed)
+    body |= _sampling(question, model, seed) | _logprobs(question, path)
+    return Outgoing(path=path, body=body, max_tokens=most, seed=seed)
 
 
 def first_token(call: TextCall, model: ApiModel, *, seed: int) -> Outgoing:
@@ -138,7 +139,10 @@ def is_whole(asks: Sequence[NextAsk]) -> bool:
 
 
 def stands_alone(ask: NextAsk) -> bool:
-    """A schema that refers to its own parts cannot be a field of another."""
+    """A schema that refers to its own parts cannot be a field of another; log-probabilities are of one answer's own
+    tokens."""
+    if isinstance(ask.question, Generate) and ask.question.num_top_logprobs is not None:
+        return True
     source = _schema_of(ask)
     return source is not None and '"$ref"' in source
 
@@ -174,6 +178,14 @@ def _sampling(question: Generate, model: ApiModel, seed: int) -> dict[str, Any]:
     body |= {name: getattr(question, name) for name, neutral in optional.items() if getattr(question, name) != neutral}
     body |= {"top_k": question.top_k} if question.top_k > 0 else {}
     return body | ({"min_p": question.min_p} if question.min_p > 0 else {})
+
+
+def _logprobs(question: Generate, path: str) -> dict[str, Any]:
+    """At least one of the likeliest tokens: some servers take 0 for not asking at all."""
+    if question.num_top_logprobs is None:
+        return {}
+    most = max(1, question.num_top_logprobs)
+    return {"logprobs": True, "top_logprobs": most} if path == CHAT else {"logprobs": most}
 
 
 def _json(messages: Sequence[Message]) -> list[dict[str, str]]:

@@ -35,6 +35,7 @@ class ApiDialect:
             eos_token_ids=frozenset(),
             parse_special=parse_special,
             max_calls=max_calls,
+            token_text=self._counter.token_text,
         )
 
     def forms(self, calls: Sequence[ModelCall]) -> list[Form | CallError | ConstraintError]:
@@ -59,7 +60,7 @@ class ApiDialect:
         model = self._model
         asked = [text.question, *(part.question for part in text.following if isinstance(part, NextAsk))]
         for question in asked:
-            check_question(question, model.family, model.model)
+            check_question(question, model.family, model.model, completions=not by_chat(text, model))
         if isinstance(call.question, Choices) and getattr(call.question, "method", "exact") != "exact":
             raise SglbatchError(
                 "unsupported-by-model",

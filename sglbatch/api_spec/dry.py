@@ -318,10 +318,17 @@ def prompt_of_body(body: dict[str, Any], model: ApiModel, counter: Counter) -> i
     return prompt + (counter.count(json.dumps(body["response_format"])) if model.family.schema_in_prompt else 0)
 
 
+MADE_UP_LOGPROB: Final = -1.0
+
+
 def _result(request_id: int, question: Generate | TextChoices, text: str) -> Result:
     if isinstance(question, TextChoices):
         # Evenly likely: a program may read the log-probabilities where an endpoint can give them.
         even = (-log(len(question.choices)),) * len(question.choices)
         choice = question.choices.index(text)
         return Result(request_id=request_id, finish_reason="choice", choice=choice, choice_logprobs=even)
-    return Result(request_id=request_id, text=text)
+    if question.num_top_logprobs is None:
+        return Result(request_id=request_id, text=text)
+    told = tuple((MADE_UP_LOGPROB, " " + word) for word in text.split())  # a program may read them
+    tops = tuple((entry,) * question.num_top_logprobs for entry in told) if question.num_top_logprobs else ()
+    return Result(request_id=request_id, text=text, output_logprobs=told, output_top_logprobs=tops)

@@ -22,7 +22,8 @@ class Family:
         extra_sampling: top_k and min_p are taken (the open servers).
         schema: answers can be held to a JSON schema.
         hidden_tokens: room for tokens that are generated, billed and not shown, beyond an answer's own.
-        num_top_logprobs: how many of the likeliest first tokens the chat endpoint names; 0: it names none.
+        num_top_logprobs: how many of the likeliest tokens in a place the chat endpoint names; 0: it names none.
+        num_completion_logprobs: the same of the completions endpoint.
         schema_in_prompt: a schema is billed as part of the prompt, in a form that is not published.
         encoding: the tokenizer's name, where it is known.
         known_framing: what goes around its messages is published.
@@ -39,6 +40,7 @@ class Family:
     schema: bool = True
     hidden_tokens: int = 0
     num_top_logprobs: int = 20
+    num_completion_logprobs: int = 0
     schema_in_prompt: bool = True
     encoding: str | None = None
     known_framing: bool = True
@@ -63,6 +65,7 @@ FAMILIES: Final = (
         completions=True,
         schema=False,
         num_top_logprobs=0,
+        num_completion_logprobs=5,
         encoding="cl100k",
     ),
     Family(name="gpt-3.5 and gpt-4", pattern=r"(gpt-3\.5|gpt-4(?!o|\.))", schema=False, encoding="cl100k"),
@@ -70,7 +73,12 @@ FAMILIES: Final = (
 )
 
 OPEN_SERVER: Final = Family(
-    name="open server", pattern="", completions=True, extra_sampling=True, schema_in_prompt=False
+    name="open server",
+    pattern="",
+    completions=True,
+    extra_sampling=True,
+    num_completion_logprobs=20,
+    schema_in_prompt=False,
 )
 """vLLM, SGLang, llama.cpp and others that serve any model: both endpoints, all of the sampling arguments."""
 
@@ -93,17 +101,25 @@ def family_of(model: str, *, own_endpoint: bool) -> Family:
     )
 
 
-def check_question(question: Generate | TextChoices, family: Family, model: str) -> None:
-    """Raises SglbatchError ``unsupported-by-model`` for an argument that the model cannot honour."""
-    for name, value in _refused(question, family):
+def check_question(question: Generate | TextChoices, family: Family, model: str, *, completions: bool = False) -> None:
+    """Raises SglbatchError ``unsupported-by-model`` for an argument that the model cannot honour.
+
+    Args:
+        completions: it is asked on the completions endpoint.
+    """
+    for name, value in _refused(question, family, completions=completions):
         raise SglbatchError(
             "unsupported-by-model",
             f"{model} cannot honour {name}={value!r}",
-            hint=_hint(name),
+            hint=_hint(name, question, _num_logprobs(family, completions=completions)),
         )
 
 
-def _refused(question: Generate | TextChoices, family: Family) -> list[tuple[str, object]]:
+def _num_logprobs(family: Family, *, completions: bool) -> int:
+    return family.num_completion_logprobs if completions else family.num_top_logprobs
+
+
+def _refused(question: Generate | TextChoices, family: Family, *, completions: bool) -> list[tuple[str, object]]:
     if isinstance(question, TextChoices):
         given: list[tuple[str, object]] = [("temperature", question.temperature)]
         return [] if family.sampling or question.temperature in (0, 1) else given
@@ -120,13 +136,27 @@ def _refused(question: Generate | TextChoices, family: Family) -> list[tuple[str
         "min_tokens": 0,
         "stop_token_ids": (),
         "ignore_eos": False,
-        "num_top_logprobs": None,
-        "input_logprobs_from": None,
     }
-    return refused + [(n, getattr(question, n)) for n, value in unknown.items() if getattr(question, n) != value]
+    refused += [(n, getattr(question, n)) for n, value in unknown.items() if getattr(question, n) != value]
+    return refused + _refused_logprobs(question, _num_logprobs(family, completions=completions))
 
 
-def _hint(name: str) -> str:
+def _refused_logprobs(question: Generate, most: int) -> list[tuple[str, object]]:
+    """The answer to a form may come inside an object, whose tokens are not the value's."""
+    if question.input_logprobs_from is not None:
+        return [("logprob_start_len", question.input_logprobs_from)]
+    if question.num_top_logprobs is None:
+        return []
+    if not most or question.constraint is not None:
+        return [("return_logprob", True)]
+    return [("top_logprobs_num", question.num_top_logprobs)] if question.num_top_logprobs > most else []
+
+
+def _hint(name: str, question: Generate | TextChoices, num_logprobs: int) -> str:
+    if name == "top_logprobs_num":
+        return f"it names {num_logprobs} at the most"
+    if name == "return_logprob" and num_logprobs and isinstance(question, Generate) and question.constraint is not None:
+        return "leave return_logprob out, or ask for free text: an endpoint's tokens are not those of a form's value"
     if name == "temperature":
         return "give --temperature 1, or take temperature out of the template: this model samples at 1 only"
     return f"leave {name} out"

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from sglbatch.api_spec.token_logprobs import Told
 from sglbatch.types import FinishReason, Following, Generate, NextAsk, TextChoices
 
 FirstTokens = Callable[[str, int], str | None]
@@ -21,13 +22,20 @@ Longest = Callable[[Generate, str], str | None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Taken:
-    """One value found. ``end``: how much of the text has been read with it; ``logprobs``: of a select's choices."""
+    """One value found.
+
+    Args:
+        end: how much of the text has been read with it, a stop string that ends it not included.
+        logprobs: of a select's choices.
+        told: the tokens that it was generated with, where their log-probabilities were asked for.
+    """
 
     text: str
     finish: FinishReason
     end: int
     choice: int | None = None
     logprobs: tuple[float, ...] | None = None
+    told: tuple[Told, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,8 +111,14 @@ class Matcher:
 
 def first_stop(text: str, question: Generate) -> int | None:
     """Where the first stop string or pattern begins."""
-    found = [place for stop in question.stop if (place := text.find(stop)) >= 0]
-    found += [match.start() for pattern in question.stop_regex if (match := re.search(pattern, text))]
+    span = first_stop_span(text, question)
+    return None if span is None else span[0]
+
+
+def first_stop_span(text: str, question: Generate) -> tuple[int, int] | None:
+    """(begin, end) of the first stop string or pattern."""
+    found = [(place, place + len(stop)) for stop in question.stop if (place := text.find(stop)) >= 0]
+    found += [match.span() for pattern in question.stop_regex if (match := re.search(pattern, text))]
     return min(found, default=None)
 
 

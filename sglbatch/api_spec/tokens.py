@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Final, Protocol
 
 import numpy as np
@@ -48,6 +49,16 @@ class Counter(Protocol):
 
     def show(self, ids: TokenIds) -> str: ...
 
+    def token_id(self, piece: bytes, named: int | None) -> int | None:
+        """The id of a token of a generated text; None where it cannot be told.
+
+        Args:
+            named: the id that the endpoint gives it; believed where this tokenizer has the same text there, or the
+                endpoint shows none.
+        """
+
+    def token_text(self, token_id: int) -> str: ...
+
 
 class ByteCounter:
     """Where the tokenizer is not known: ids are bytes, and four of them are taken for a token."""
@@ -78,6 +89,13 @@ class ByteCounter:
 
     def show(self, ids: TokenIds) -> str:
         return bytes(ids.astype(np.uint8).tolist()).decode("utf-8", "replace")
+
+    def token_id(self, piece: bytes, named: int | None) -> int | None:
+        """Nothing is known of an id that the endpoint names."""
+        return None
+
+    def token_text(self, token_id: int) -> str:
+        return self.show(np.array([token_id], dtype=np.int32))
 
 
 class TokenizerCounter:
@@ -122,6 +140,23 @@ class TokenizerCounter:
         pieces = (self._special_texts.get(i) or self._tokenizer.token_bytes[i] for i in ids.tolist())
         return b"".join(pieces).decode("utf-8", "replace")
 
+    def token_id(self, piece: bytes, named: int | None) -> int | None:
+        if named is not None and named < self._tokenizer.vocab_size:
+            own = {self._tokenizer.token_bytes[named], self._special_texts.get(named, b"")}
+            if not piece or piece in own:
+                return named
+        return self._ids_by_bytes.get(piece)
+
+    @cached_property
+    def _ids_by_bytes(self) -> dict[bytes, int]:
+        """Of the tokens that are text; of equal ones the first."""
+        tokens = list(enumerate(self._tokenizer.token_bytes))
+        specials = {text: token_id for token_id, text in self._special_texts.items()}
+        return specials | {data: token_id for token_id, data in reversed(tokens) if data}
+
+    def token_text(self, token_id: int) -> str:
+        return self.show(np.array([token_id], dtype=np.int32))
+
 
 class EncodingCounter:
     """One of OpenAI's own tokenizers. ``guess``: what goes around messages is not published for every model."""
@@ -150,6 +185,17 @@ class EncodingCounter:
 
     def show(self, ids: TokenIds) -> str:
         return self._encoding.decode(ids.tolist())
+
+    def token_id(self, piece: bytes, named: int | None) -> int | None:
+        """Of a token that is whole characters: only those can be looked up."""
+        try:
+            ids = self._encoding.ids(piece.decode())
+        except UnicodeDecodeError:
+            return None
+        return ids[0] if len(ids) == 1 else None
+
+    def token_text(self, token_id: int) -> str:
+        return self._encoding.decode([token_id])
 
 
 def counter_for(tokenizer: Tokenizer | None, family: Family | None = None) -> Counter:

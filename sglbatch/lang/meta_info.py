@@ -57,5 +57,11 @@ def _of_text(question: Generate, result: Result, token_text: TokenText | None) -
 
 def _entries(
     logprobs: tuple[TokenLogprob, ...], token_text: TokenText | None
-) -> list[tuple[float | None, int, str | None]]:
-    return [(logprob, token_id, token_text(token_id) if token_text else None) for logprob, token_id in logprobs]
+) -> list[tuple[float | None, int | None, str | None]]:
+    """A token that is known by its text only has it whether it was asked for or not: nothing else names it."""
+    return [
+        (logprob, None, token)
+        if isinstance(token, str)
+        else (logprob, token, token_text(token) if token_text else None)
+        for logprob, token in logprobs
+    ]
