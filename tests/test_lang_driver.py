@@ -160,6 +160,7 @@ def test_follow_ups_keep_their_place(smollm2_tokenizer: Tokenizer) -> None:
         driver.step()
     priorities = [request.priority for request in backend.requests if request.program_id == 0]
     assert priorities == [(2, 0), (2, 1, 0, 0), (2, 1, 1, 0), (2, 2)]
+    assert [request.follow_up for request in backend.requests if request.program_id == 0] == [False, True, True, True]
 
 
 def test_after_a_join_the_earliest_place_counts(smollm2_tokenizer: Tokenizer) -> None:

@@ -132,6 +132,7 @@ class PendingCall:
         path, name: of the first program that asked.
         program_ids: every program that waits for the answer.
         position: plan position, where one is known.
+        follow_up: it came out of an earlier call's answer.
         decode: ids to text, special tokens shown.
         text: the call as text, where the backend takes that.
         same_following: for each waiter, whether the template goes on for it as it does for ``text``.
@@ -145,6 +146,7 @@ class PendingCall:
     seed: int
     keep: bool = False
     position: int | None = None
+    follow_up: bool = False
     program_ids: list[int] = field(default_factory=list)
     waiters: list[tuple[int, CallPath]] = field(default_factory=list)
     decode: Callable[[TokenIds], str]

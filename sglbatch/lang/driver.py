@@ -378,6 +378,7 @@ class Driver:
             operation=form.operation,
             path=call.path,
             name=call.name,
+            follow_up=call.position is not None,
             seed=call_seed(self._seed, program.row_key, call.path),
             decode=self._dialect.show,
             text=form.text,
@@ -412,6 +413,7 @@ class Driver:
             seed=call.seed,
             priority=None if call.position is None else (call.position, *call.path),
             keep=call.keep,
+            follow_up=call.follow_up,
             text=call.text,
         )
 
