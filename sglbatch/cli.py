@@ -86,7 +86,7 @@ def _shared(  # noqa: PLR0917 - a table, never called
         str | None, typer.Option("--price", help="Dollars for a million tokens: input=..,output=..[,cached=..].")
     ] = None,
     max_cost: Annotated[
-        float | None, typer.Option("--max-cost", help="Stop, resumable, before the job costs D dollars.")
+        float | None, typer.Option("--max-cost", help="Stop, resumable, before all runs of the job cost D dollars.")
     ] = None,
     batch_api: Annotated[bool, typer.Option("--batch-api", help="Through the provider's Batch API.")] = False,
     detach: Annotated[
@@ -121,7 +121,7 @@ TABLE: Final = {
 PROGRAM: Final = (
     *("output", "limit", "params", "mapping", "program", "id_column", "temperature", "max_tokens", "seed"),
     *("parse_special", "max_calls_per_row", "reorder", "schema", "complete", "allow_unenforced", "choice_decoding"),
-    *("base_url", "api_key_env", "tokenizer", "price"),
+    *("base_url", "api_key_env", "tokenizer", "price", "batch_api"),
 )
 """What decides which calls there are, and what they cost."""
 MENDING: Final = (

@@ -125,6 +125,16 @@ def test_openais_own_models_are_counted_without_network(tmp_path: Path) -> None:
     assert ways["speculating, batch"]["high"] == pytest.approx(ways["speculating"]["high"] / 2)
 
 
+@pytest.mark.parametrize(
+    "option", [("--max-cost", "1"), ("--batch-api",), ("--price", PRICE), ("--requests-per-min", "9")]
+)
+def test_a_local_model_refuses_what_would_do_nothing(tmp_path: Path, option: tuple[str, ...]) -> None:
+    (tmp_path / "t.py").write_text(CHAT.format(temperature=0))
+    (tmp_path / "d.jsonl").write_text('{"q": "hello"}\n')
+    refused = cli("run", "t.py", "d.jsonl", "--model", "smollm2-135m", *option, cwd=tmp_path, code=2)
+    assert "bad-option" in refused and option[0] in refused
+
+
 def test_planning_imports_neither_torch_nor_the_client(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path\n"

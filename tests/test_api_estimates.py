@@ -9,13 +9,20 @@ from typing import Any
 
 import pytest
 
+from sglbatch.api_spec.answers import Tokens
 from sglbatch.api_spec.calibration import MIN_ROWS, real_over_expected
+from sglbatch.api_spec.dry import DryBackend, Guess
 from sglbatch.api_spec.lengths import Lengths, example_values, lengths, shows_how_it_goes_on
+from sglbatch.api_spec.model import resolve_api_model
+from sglbatch.api_spec.prices import parse_price
+from sglbatch.api_spec.speculation import PROBES
 from sglbatch.api_spec.tokens import TokenizerCounter, counter_for
 from sglbatch.tokenizer import Tokenizer
-from sglbatch.types import Constraint, Generate, NextAsk, TextChoices
-from tests.api_world import PEOPLE, people
+from sglbatch.types import Choose, Constraint, Generate, NextAsk, Request, TextCall, TextChoices
+from tests.api_batches import BatchServer
+from tests.api_world import PEOPLE, ApiWorld, people
 from tests.test_api_cost import PRICE, ROOT, cli
+from tests.test_api_select import CHAT_SELECT, QUESTIONS
 from tests.test_api_server import IGNORED
 
 CARD = "Text: a\nName: Ada Lovelace\nBorn: 1815\n\nText: b\nName: Carl\nBorn: 1777\n\nText: c\nName:"
@@ -74,6 +81,41 @@ def test_answered_rows_say_what_the_rest_costs() -> None:
     assert real_over_expected([0.0] * 9, [0.0] * 9) is None
 
 
+def dry(counter: TokenizerCounter, call: TextCall, guess: Guess, *, batch: bool) -> DryBackend:
+    """40 rows that make the same call."""
+    model = resolve_api_model("openai/any", base_url="http://127.0.0.1:1/v1")
+    backend = DryBackend(model, counter, guess, batch=batch)
+    operation = call.question if isinstance(call.question, Generate) else Choose(alternatives=((1,), (2,)))
+    ids = counter.text_ids(call.prefix)
+    backend.submit(
+        [Request(request_id=i, program_id=i, prompt_ids=ids, operation=operation, seed=i, text=call) for i in range(40)]
+    )
+    assert len(backend.step()) == 40
+    return backend
+
+
+def test_a_wave_goes_ahead_before_anything_is_seen(counter: TokenizerCounter) -> None:
+    line = Generate(max_tokens=16, stop=("\n",))
+    following = ("\nBorn:", NextAsk(name="born", question=line))
+    call = TextCall(chat=False, messages=(), prefix="A story.\nName:", name="name", question=line, following=following)
+    ignored = Guess(length="long", choice="first", template="ignored")
+    one_by_one, batched = (dry(counter, call, ignored, batch=batch).calls for batch in (False, True))
+    wasted = [[made for made in calls if not made.is_request] for calls in (one_by_one, batched)]
+    assert [len(found) for found in wasted] == [PROBES, 40]
+    assert all(made.once for made in wasted[0]) and not any(made.once for made in wasted[1])
+    single = dry(counter, call, Guess(length="long", choice="first", template="single"), batch=True)
+    assert all(made.is_request for made in single.calls)
+
+
+def test_a_batch_asks_for_a_choice_by_its_schema(counter: TokenizerCounter) -> None:
+    question = TextChoices(choices=("yes", "no"))
+    call = TextCall(chat=True, messages=(("user", "Is it?"),), prefix="", name="x", question=question)
+    guess = Guess(length="typical", choice="any", template="likely")
+    (told, *_), (asked, *_) = (dry(counter, call, guess, batch=batch).calls for batch in (False, True))
+    assert told.tokens == Tokens(prompt=told.tokens.prompt, generated=1)
+    assert asked.tokens.generated > 1 and asked.tokens.prompt > told.tokens.prompt
+
+
 # --- held against a real server's usage ---------------------------------------------------------
 
 TEMPLATES = [
@@ -128,3 +170,32 @@ def test_the_range_holds_for_followed_and_for_ignored_templates(
     print(f"{narrow['low']:.6f} {real:.6f} {narrow['high']:.6f}, high/low {narrow['high'] / narrow['low']:.2f}")
     assert narrow["low"] <= real <= narrow["high"]
     assert narrow["high"] / narrow["low"] < found["high"] / found["low"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("template", [CHAT_SELECT, PEOPLE, IGNORED], ids=["select", "followed", "ignored"])
+def test_a_batch_costs_what_it_was_estimated_at(
+    api_url: str, smollm2_dir: Path, smollm2_tokenizer: Tokenizer, tmp_path: Path, template: str
+) -> None:
+    """Batches speculate in whole waves, and ask for choices by schema, at half of the price."""
+    with BatchServer(upstream=api_url.removesuffix("/v1")).running() as server:
+        world = ApiWorld(folder=tmp_path, base_url=server.base_url, batches={}, tokenizer=smollm2_tokenizer)
+        rows = QUESTIONS if template == CHAT_SELECT else people(8)
+        world.write(template if template == CHAT_SELECT else template.format(options=""), rows)
+        job = ("program.py", "data.jsonl", "--model", "openai/smollm2", "--base-url", server.base_url)
+        options = ("--tokenizer", str(smollm2_dir), "--price", PRICE)
+        direct = cli("plan", *job, *options, cwd=tmp_path)["cost"]
+        planned = cli("plan", *job, *options, "--batch-api", cwd=tmp_path)["cost"]
+        report = world.run(tokenizer=str(smollm2_dir))
+    assert planned["dollars"]["this job"] == planned["dollars"]["speculating, batch"]
+    assert planned["dollars"]["speculating, batch"] == direct["dollars"]["speculating, batch"]
+    assert planned["dollars"]["speculating"] == direct["dollars"]["speculating"]
+    assert report.rows_failed == 0
+    used = Tokens(prompt=report.prompt_tokens, generated=report.generated_tokens)
+    real = float(parse_price(PRICE).cost(used, batch=True) or 0)
+    found = planned["dollars"]["this job"]
+    print(f"{found['low']:.6f} {real:.6f} {found['high']:.6f}, high/low {found['high'] / found['low']:.2f}")
+    assert 0 < found["low"] <= real <= found["high"]
+    if template == CHAT_SELECT:
+        assert planned["first_prompt_tokens"] == {"tokens": used.prompt, "exact": True, "guess": None}
+        assert direct["first_prompt_tokens"]["tokens"] < used.prompt

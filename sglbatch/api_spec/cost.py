@@ -51,6 +51,7 @@ class CostEstimate:
         first_prompt_tokens: of the first call of every row; ``guess`` says why they may be off, None: they are exact.
         calls, prompt_tokens, generated_tokens: of the whole job, speculating where that is possible.
         dollars: by way of running: "speculating", "one call a gen", and the same cached or as a batch; None: unknown.
+            As a batch calls are also asked for in another way, not only at another price.
         most_per_row: dollars of the dearest row.
         sampled_rows: rows that the dry runs were made for, of ``rows`` that have calls to make.
         answered_rows: rows with known usage that "this job" was held against; 0: nothing but guesses.
@@ -111,6 +112,7 @@ class CostEstimate:
 
 def estimate(
     runs: Mapping[Guess, Sequence[DryCall]],
+    batch_runs: Mapping[Guess, Sequence[DryCall]],
     prices: Prices,
     *,
     rows: int,
@@ -125,15 +127,18 @@ def estimate(
     """The estimate from one dry run for each of ``GUESSES`` over the sampled rows.
 
     Args:
+        runs, batch_runs: with calls that go one by one, and in batches.
         guess: see ``CostEstimate``.
         exact: text is counted by the model's own tokenizer.
         batch: this job goes in batches.
         answered: what rows have really used; ``expected``: the calls that their dry run expects.
     """
-    sums = _Sums(runs, prices, scale=rows / sampled_rows if sampled_rows else 0.0)
+    scale = rows / sampled_rows if sampled_rows else 0.0
+    one_by_one, batched = _Sums(runs, prices, scale=scale), _Sums(batch_runs, prices, scale=scale, batch=True)
+    sums = batched if batch else one_by_one
     spread = (1.0, 1.0) if exact else GUESSED_COUNTS
     ways = {
-        name: _spread(sums.dollars(single=single, cached=cached, batch=in_batch), spread)
+        name: _spread((batched if in_batch else one_by_one).dollars(single=single, cached=cached), spread)
         for name, single, cached, in_batch in (
             ("speculating", False, False, False),
             ("one call a gen", True, False, False),
@@ -157,7 +162,7 @@ def estimate(
         prompt_tokens=sums.counts(lambda call: call.tokens.prompt),
         generated_tokens=sums.counts(lambda call: call.tokens.generated),
         dollars={"this job": this_job, **ways},
-        most_per_row=_most_per_row(runs, prices),
+        most_per_row=sums.most_per_row(),
         prices=prices.source,
         answered_rows=0 if ratio is None else len(answered),
     )
@@ -186,11 +191,17 @@ def _held_against(found: Range, ratio: Ratio, *, discount: float) -> Range:
 
 @dataclass(frozen=True)
 class _Sums:
-    """Sums over the dry runs. ``scale``: rows for each sampled one."""
+    """Sums over the dry runs.
+
+    Args:
+        scale: rows for each sampled one.
+        batch: at a batch's prices.
+    """
 
     runs: Mapping[Guess, Sequence[DryCall]]
     prices: Prices
     scale: float
+    batch: bool = False
 
     def counts(self, value: Callable[[DryCall], int]) -> Range:
         """Of a number that every call has, in this job."""
@@ -200,17 +211,32 @@ class _Sums:
         }
         return _range(totals, single=False)
 
-    def dollars(self, *, single: bool, cached: bool, batch: bool) -> Range | None:
+    def dollars(self, *, single: bool, cached: bool) -> Range | None:
         amounts: dict[Guess, float] = {}
         for guess, calls in self.runs.items():
             total = 0.0
             for call in calls:
-                cost = _cost(call, self.prices, cached=cached, batch=batch)
+                cost = _cost(call, self.prices, cached=cached, batch=self.batch)
                 if cost is None:
                     return None
                 total += float(cost) * (1 if call.once else self.scale)
             amounts[guess] = total
         return _range(amounts, single=single)
+
+    def most_per_row(self) -> float | None:
+        """Dollars of the dearest row; None where prices are unknown."""
+        most = 0.0
+        for guess, calls in self.runs.items():
+            if guess.template == "single":
+                continue
+            rows: dict[int, Decimal] = defaultdict(Decimal)
+            for call in calls:
+                cost = _cost(call, self.prices, cached=False, batch=self.batch)
+                if cost is None:
+                    return None
+                rows[call.program_id] += cost
+            most = max([most, *map(float, rows.values())])
+        return most
 
 
 def _spread(found: Range | None, spread: tuple[float, float]) -> Range | None:
@@ -238,21 +264,6 @@ def _cost(call: DryCall, prices: Prices, *, cached: bool, batch: bool) -> Decima
     if not cached:
         tokens = Tokens(prompt=tokens.prompt, generated=tokens.generated)
     return prices.cost(tokens, batch=batch)
-
-
-def _most_per_row(runs: Mapping[Guess, Sequence[DryCall]], prices: Prices) -> float | None:
-    most = 0.0
-    for guess, calls in runs.items():
-        if guess.template == "single":
-            continue
-        rows: dict[int, Decimal] = defaultdict(Decimal)
-        for call in calls:
-            cost = _cost(call, prices, cached=False, batch=False)
-            if cost is None:
-                return None
-            rows[call.program_id] += cost
-        most = max([most, *map(float, rows.values())])
-    return most
 
 
 def _counts(found: Range) -> str:

@@ -79,12 +79,12 @@ class DryBackend:
     """A ``types.Backend`` that answers at once. ``calls`` has what it was asked.
 
     Args:
-        probes: calls at a place of the template that go ahead before it is seen what comes of it.
+        batch: calls go in batches: all of a wave goes ahead, before it is seen what comes of it.
     """
 
-    def __init__(self, model: ApiModel, counter: Counter, guess: Guess, *, probes: int = PROBES) -> None:
+    def __init__(self, model: ApiModel, counter: Counter, guess: Guess, *, batch: bool = False) -> None:
         self._model = model
-        self._probes = probes
+        self._batch = batch
         self._counter = counter
         self._guess = guess
         self._waiting: deque[Request] = deque()
@@ -145,11 +145,11 @@ class DryBackend:
         """A structured call always does; free text until it has been seen that nothing comes of it."""
         if self._guess.template == "single":
             return False
-        if self._guess.template == "followed" or self._is_likely(call):
+        if self._batch or self._guess.template == "followed" or self._is_likely(call):
             return True
         place = ("ahead", place_of(call))
         self._seen[place] += 1
-        return self._seen[place] <= self._probes
+        return self._seen[place] <= PROBES
 
     def _is_followed(self, call: TextCall) -> bool:
         """What is asked ahead is found in the answer. Asked for once for each call."""
@@ -167,7 +167,7 @@ class DryBackend:
 
     def _ask(self, call: TextCall, program_id: int) -> None:
         """Note the requests that the call takes."""
-        means = ways.first_means(call, self._model)
+        means = ways.first_means(call, self._model, batch=self._batch)
         if means in (ways.BY_FIELD, ways.BY_FIELDS):
             self._note(program_id, self._by_fields(call))
         elif means == ways.BY_TEXT:
@@ -176,19 +176,21 @@ class DryBackend:
             self._note_uncertain(program_id, call, means)
 
     def _note_waste(self, call: TextCall, program_id: int) -> None:
-        """What is generated ahead for nothing: a few times only, unless the template is followed now and then."""
+        """What is generated ahead for nothing: a few times only, unless the template is followed now and then, or
+        all of a wave goes before it is seen."""
         questions = [ask.question for ask, _ in walk(call)]
         most = self._between(call) + sum(map(self._most, questions[1:]))
         most = most if call.ahead_tokens is None else min(most, call.ahead_tokens)
         likely = self._is_likely(call)
         if likely:
-            most = room_ahead(most, self._between(call) + sum(self._sizes(call)[1:]))
+            most = self._room(most, call)
         left_over = max(0, self._most(questions[0]) - self._sizes(call)[0])
         wasted = Tokens(prompt=0, generated=most + left_over)
         if not self._counter.exact:  # its own value cannot be told from the rest, so it is asked for again
             alone = prompt_tokens(replace(call, following=()), self._model, self._counter)
             wasted = Tokens(prompt=alone, generated=most + self._most(questions[0]))
-        self.calls.append(DryCall(program_id=program_id, tokens=wasted, once=not likely, is_request=False))
+        once = not likely and not self._batch
+        self.calls.append(DryCall(program_id=program_id, tokens=wasted, once=once, is_request=False))
 
     def _note_uncertain(self, program_id: int, call: TextCall, means: str) -> None:
         """The cheaper means, and at the worst another one beside it or in its place."""
@@ -251,7 +253,11 @@ class DryBackend:
             return first
         most = self._between(call) + sum(later)
         most = most if call.ahead_tokens is None else min(most, call.ahead_tokens)
-        return first + room_ahead(most, self._between(call) + sum(self._sizes(call)[1:]))
+        return first + self._room(most, call)
+
+    def _room(self, most: int, call: TextCall) -> int:
+        """Tokens to ask for ahead, of at most so many: a wave goes before anything has been of use."""
+        return most if self._batch else room_ahead(most, self._between(call) + sum(self._sizes(call)[1:]))
 
     def _between(self, call: TextCall) -> int:
         """Tokens of the template's own text ahead."""

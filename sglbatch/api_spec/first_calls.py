@@ -16,21 +16,27 @@ UNSURE_MEANS: Final = "a form that nothing enforces may have to be asked for in 
 BILLED_SCHEMA: Final = "OpenAI does not say how a schema is billed"
 
 
-def count_first_calls(calls: Iterable[TextCall], model: ApiModel, counter: Counter) -> tuple[int, str | None]:
-    """(tokens of all, why that is a guess; None: it is what the endpoint will say)."""
+def count_first_calls(
+    calls: Iterable[TextCall], model: ApiModel, counter: Counter, *, batch: bool = False
+) -> tuple[int, str | None]:
+    """(tokens of all, why that is a guess; None: it is what the endpoint will say).
+
+    Args:
+        batch: they go in batches.
+    """
     total, guesses = 0, {counter.guess: None}
     for call in calls:
-        tokens, guess = _first_call(call, model, counter)
+        tokens, guess = _first_call(call, model, counter, batch=batch)
         total += tokens
         guesses[guess] = None
     return total, "; ".join(guess for guess in guesses if guess is not None) or None
 
 
-def _first_call(call: TextCall, model: ApiModel, counter: Counter) -> tuple[int, str | None]:
+def _first_call(call: TextCall, model: ApiModel, counter: Counter, *, batch: bool) -> tuple[int, str | None]:
     call = replace(call, following=() if call.ahead_tokens == 0 else ways.joinable(call))
     if not ways.asks_of(call.following):
         call = replace(call, following=())
-    means = ways.first_means(call, model)
+    means = ways.first_means(call, model, batch=batch)
     if means not in (ways.BY_FIELD, ways.BY_FIELDS):
         return prompt_tokens(call, model, counter), None if means == ways.BY_TEXT else UNSURE_MEANS
     asks = [NextAsk(name=call.name, question=call.question), *ways.asks_of(call.following)]

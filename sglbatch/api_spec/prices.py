@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
+from functools import lru_cache
 from typing import Final, Protocol
 
 from sglbatch.api_spec.answers import Tokens
@@ -52,6 +53,7 @@ class ListedPrices:
     def __init__(self, model: str) -> None:
         self._model = model
         self._known = True
+        self._found = lru_cache(maxsize=1 << 16)(self._look_up)  # a dry run asks for the same ones many times
 
     @property
     def source(self) -> str:
@@ -60,11 +62,12 @@ class ListedPrices:
         return f"genai-prices {version('genai-prices')}"
 
     def cost(self, tokens: Tokens, *, batch: bool = False) -> Decimal | None:
+        return self._found(tokens.prompt, tokens.cached, tokens.generated, batch) if self._known else None
+
+    def _look_up(self, prompt: int, cached: int, generated: int, batch: bool) -> Decimal | None:
         from genai_prices import Usage, calc_price
 
-        if not self._known:
-            return None
-        usage = Usage(input_tokens=tokens.prompt, cache_read_tokens=tokens.cached, output_tokens=tokens.generated)
+        usage = Usage(input_tokens=prompt, cache_read_tokens=cached, output_tokens=generated)
         context = {"processing": "batch"} if batch else None
         try:
             found = calc_price(usage, self._model, provider_id="openai", price_context=context)

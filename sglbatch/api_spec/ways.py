@@ -37,13 +37,14 @@ def has_schema(model: ApiModel) -> bool:
     return model.family.schema and model.family.chat
 
 
-def first_means(call: TextCall, model: ApiModel) -> str:
+def first_means(call: TextCall, model: ApiModel, *, batch: bool = False) -> str:
     """By what a call is asked first.
 
     Args:
         call: with what is taken ahead in ``following``.
+        batch: in a batch, where a means that does not tell costs another wave, which may be a day.
     """
-    if by_first_token(call, model):
+    if not batch and by_first_token(call, model):
         return BY_LOGPROBS
     return second_means(call, model)
 

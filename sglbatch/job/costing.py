@@ -11,9 +11,7 @@ from sglbatch.api_spec.cost import EXPECTED, GUESSES, CostEstimate, estimate
 from sglbatch.api_spec.dry import DryBackend, DryCall, Guess
 from sglbatch.api_spec.first_calls import count_first_calls
 from sglbatch.api_spec.prices import prices_for
-from sglbatch.api_spec.speculation import PROBES
 from sglbatch.api_spec.tokens import Counter, counter_for
-from sglbatch.job.backends import MAX_BATCHED_CALLS
 from sglbatch.job.identity import RowKeys
 from sglbatch.job.prepare import Prepared
 from sglbatch.lang.calls import CallMemo, PendingCall
@@ -52,21 +50,26 @@ def estimate_cost(ready: Prepared, calls: Sequence[PendingCall], memo: CallMemo 
     counter = counter_for(ready.tokenizer, model.family)
     waiting = sorted({program_id for call in calls for program_id in call.program_ids})
     sample = _spread(waiting, SAMPLED_ROWS)
-    runs = {guess: _dry_run(ready, sample, model, counter, guess, memo) for guess in GUESSES}
+    batch = ready.config.batch_api
+    runs, batch_runs = (
+        {guess: _dry_run(ready, sample, model, counter, guess, memo, batch=way) for guess in GUESSES}
+        for way in (False, True)
+    )
     texts = [call.text for call in calls if call.text is not None]
-    tokens, guess = count_first_calls(texts, model, counter)
+    tokens, guess = count_first_calls(texts, model, counter, batch=batch)
     answered = {} if memo is None else _answered(ready, sorted(set(range(len(ready.rows))).difference(waiting)), memo)
     return estimate(
         runs,
+        batch_runs,
         prices_for(model, ready.config.price),
         rows=len(waiting),
         sampled_rows=len(sample),
         first_prompt_tokens=tokens,
         guess=guess,
         exact=counter.exact,
-        batch=ready.config.batch_api,
+        batch=batch,
         answered=answered,
-        expected=_dry_run(ready, list(answered), model, counter, EXPECTED, None),
+        expected=_dry_run(ready, list(answered), model, counter, EXPECTED, None, batch=batch),
     )
 
 
@@ -89,11 +92,17 @@ def _answered(ready: Prepared, indices: Sequence[int], memo: CallMemo) -> dict[i
 
 
 def _dry_run(  # noqa: PLR0917
-    ready: Prepared, sample: Sequence[int], model: ApiModel, counter: Counter, guess: Guess, memo: CallMemo | None
+    ready: Prepared,
+    sample: Sequence[int],
+    model: ApiModel,
+    counter: Counter,
+    guess: Guess,
+    memo: CallMemo | None,
+    *,
+    batch: bool,
 ) -> list[DryCall]:
     driver = ready.driver(memo=None if memo is None else ReadOnlyMemo(memo), max_outside_calls=0)
-    probes = MAX_BATCHED_CALLS if ready.config.batch_api else PROBES
-    backend = DryBackend(model, counter, guess, probes=probes)
+    backend = DryBackend(model, counter, guess, batch=batch)
     driver.attach(backend)
     _add_rows(ready, driver, sample)
     driver.submit(driver.collect())

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from sglbatch.api_spec import ApiDialect, ApiModel, resolve_api_model
 from sglbatch.api_spec.model import is_api_model
@@ -183,12 +183,19 @@ def prepared(config: RunConfig, *, tell: Any) -> Iterator[Prepared]:
         )
 
 
+_OF_API_MODELS: Final = (
+    *("base_url", "api_key_env", "tokenizer", "price", "max_cost", "batch_api"),
+    *("requests_per_min", "tokens_per_min"),
+)
+
+
 def _model_of(config: RunConfig, tell: Any) -> tuple[LocalModel | ApiModel, Tokenizer | None]:
     if is_api_model(config.model):
         api = resolve_api_model(config.model, base_url=config.base_url, key_env=config.api_key_env)
         return api, None if config.tokenizer is None else _tokenizer_of(config.tokenizer, tell)
-    for option in ("base_url", "api_key_env", "tokenizer"):
-        if getattr(config, option) is not None:
+    for option in _OF_API_MODELS:
+        value = getattr(config, option)
+        if value is not None and value is not False:
             raise SglbatchError(
                 "bad-option",
                 f"--{option.replace('_', '-')} goes with an API model only, and {config.model} is none",
