@@ -11,7 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from sglbatch.api_spec.batch_files import custom_id_of, files_of
+from sglbatch.api_spec.bodies import Outgoing
 from sglbatch.errors import SglbatchError
 from tests.api_batches import BatchServer, Fate
 from tests.api_world import PEOPLE, SHORT, ApiWorld, people
@@ -31,6 +35,28 @@ def all_good(world: ApiWorld, rows: int) -> bool:
 @pytest.fixture
 def upstream(api_url: str) -> str:
     return api_url.removesuffix("/v1")
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["/completions", "/chat/completions"]), st.integers(0, 300)), max_size=12),
+    st.integers(1, 5),
+    st.integers(300, 900),
+)
+def test_every_request_lies_in_one_file_within_the_limits(
+    asked: list[tuple[str, int]], max_requests: int, max_bytes: int
+) -> None:
+    outgoing = [
+        Outgoing(path=path, body={"prompt": "x" * size}, max_tokens=1, seed=i) for i, (path, size) in enumerate(asked)
+    ]
+    requests = [(custom_id_of(each), each) for each in outgoing]
+    files = files_of(requests, max_requests=max_requests, max_bytes=max_bytes)
+    found = [custom_id for _, lines in files for custom_id, _ in lines]
+    assert sorted(found) == sorted(custom_id for custom_id, _ in requests) and len(set(found)) == len(requests)
+    for path, lines in files:
+        assert 1 <= len(lines) <= max_requests and sum(len(line) for _, line in lines) <= max_bytes
+        values = [json.loads(line) for _, line in lines]
+        assert all(value["url"] == path for value in values)
+        assert [value["custom_id"] for value in values] == [custom_id for custom_id, _ in lines]
 
 
 def test_one_wave(upstream: str, api_url: str, tmp_path: Path) -> None:

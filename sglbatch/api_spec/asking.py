@@ -5,22 +5,23 @@ from __future__ import annotations
 import json
 from collections import Counter as Counts
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from sglbatch.api_spec import bodies
 from sglbatch.api_spec.answers import Answer
 from sglbatch.api_spec.bodies import Outgoing
-from sglbatch.api_spec.constraints import longest
 from sglbatch.api_spec.fields import field_values
 from sglbatch.api_spec.first_token import Decision, decide
-from sglbatch.api_spec.matching import Matcher, Taken, first_stop, first_stop_span
+from sglbatch.api_spec.gains import Gains
+from sglbatch.api_spec.matching import Taken
 from sglbatch.api_spec.model import ApiModel
 from sglbatch.api_spec.probing import Trials
+from sglbatch.api_spec.results import chosen, result_of
 from sglbatch.api_spec.speculation import Speculation, place_of
-from sglbatch.api_spec.token_logprobs import Told, between
+from sglbatch.api_spec.text_values import TextReader
 from sglbatch.api_spec.tokens import Counter
 from sglbatch.api_spec.ways import (
     BY_FIELD,
@@ -42,14 +43,11 @@ from sglbatch.api_spec.ways import (
 )
 from sglbatch.errors import CallError
 from sglbatch.types import (
-    FinishReason,
     Following,
-    Generate,
     NextAsk,
     Result,
     TextCall,
     TextChoices,
-    TokenLogprob,
     Usage,
 )
 
@@ -114,6 +112,10 @@ class Asking:
     has_logprobs: bool = True
     ahead: dict[Hashable, Trials] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.reader = TextReader(model=self.model, counter=self.counter)
+        self.gains = Gains(speculation=self.speculation, counter=self.counter)
+
     async def answer(self, call: TextCall, *, request_id: int, seed: int, used: Used) -> Result:
         """The call's result, with what came ahead.
 
@@ -131,7 +133,9 @@ class Asking:
         with trials.trying() if call.following else nullcontext():
             taken, means = await self._taken(call, seed, used)
         self.methods[means] += 1
-        first, *ahead = [self._result(found, request_id, means, call.question) for found in taken]
+        first, *ahead = [
+            result_of(found, call.question, self.counter, request_id=request_id, means=means) for found in taken
+        ]
         return replace(first, usage=used.usage, ahead=tuple(ahead))
 
     async def _begins_ahead(self, call: TextCall, trials: Trials) -> bool:
@@ -148,7 +152,7 @@ class Asking:
             if self.has_logprobs and await self._tries(means, alone):
                 decision = await self._first_token(alone, seed, used)
                 if decision is not None:
-                    return [_chosen(alone, decision)], means
+                    return [chosen(alone, decision)], means
             means = second_means(call, self.model)
         if means in (BY_FIELD, BY_FIELDS):
             return await self._fields(call, seed, used), means
@@ -209,81 +213,17 @@ class Asking:
             call,
             used,
         )
-        text = self._without_prefix(answer.text, call)
-        text = _aligned(text, call)
-        taken = self._match(call, text, answer, bool(stops[: self.model.family.num_stops]))
+        text = self.reader.text(call, answer)
+        taken = self.reader.values(call, text, answer, stops_sent=bool(stops[: self.model.family.num_stops]))
         if call.following:
-            self._record(call, place, text, answer, taken)
-        if question.num_top_logprobs is not None:
-            return [_with_told(found, text, question, answer) for found in taken]
+            self.gains.of_text(call, text, answer, taken)
         return taken
-
-    def _match(self, call: TextCall, text: str, answer: Answer, stops_sent: bool) -> list[Taken]:
-        question = call.question
-        own_end = answer.finish == "stop"
-        if not call.following and isinstance(question, Generate) and question.constraint is None:
-            return [self._only_value(text, question, answer)]
-        matcher = Matcher(first_tokens=self._cutter(answer), longest=longest)
-        return matcher.match(
-            text, ended=own_end and not stops_sent, stopped=own_end, first=question, following=call.following
-        )
-
-    def _only_value(self, text: str, question: Generate, answer: Answer) -> Taken:
-        """The value of a generation that was asked for nothing else: the endpoint itself has held ``max_tokens``."""
-        cut = first_stop(text, question)
-        value = text if cut is None else text[:cut]
-        finish: FinishReason = "stop" if cut is not None or answer.finish != "length" else "length"
-        within = self._cutter(answer)(value, question.max_tokens) if self.model.family.hidden_tokens else value
-        if within is not None and within != value:
-            value, finish = within, "length"
-        if not value and answer.finish == "length":
-            raise CallError("truncated", "the model used up its tokens before its answer began")
-        return Taken(text=value, finish=finish, end=len(value))
-
-    def _cutter(self, answer: Answer) -> Any:
-        """Cuts a value to its tokens; an answer that as a whole has no more than that needs no cutting."""
-        shown = None if answer.tokens is None else answer.tokens.generated - answer.tokens.hidden
-
-        def first(text: str, max_tokens: int) -> str | None:
-            if shown is not None and shown <= max_tokens and not self.counter.exact:
-                return text
-            return self.counter.first(text, max_tokens)
-
-        return first
-
-    def _record(self, call: TextCall, place: Any, text: str, answer: Answer, taken: Sequence[Taken]) -> None:
-        generated = answer.tokens.generated if answer.tokens is not None else self.counter.count(answer.text)
-        prompt = answer.tokens.prompt if answer.tokens is not None else self.counter.count(call.prefix)
-        if not taken:
-            self.speculation.record(place, saved_prompt_tokens=-prompt, used_tokens=0, reach=0, wasted_tokens=generated)
-            return
-        first_len = self.counter.count(taken[0].text)
-        values = sum(self.counter.count(found.text) for found in taken[1:])
-        saved = sum(prompt + self.counter.count(text[: found.end]) for found in taken[:-1])
-        reach = self.counter.count(text[: taken[-1].end]) - first_len if len(taken) > 1 else 0
-        self.speculation.record(
-            place,
-            saved_prompt_tokens=saved,
-            used_tokens=values,
-            reach=reach,
-            wasted_tokens=max(0, generated - first_len - values),
-        )
 
     def _tokens_ahead(self, following: Following) -> int:
         total = 0
         for part in following:
             total += self.counter.count(part) if isinstance(part, str) else most_tokens(part.question, self.counter)
         return total
-
-    def _without_prefix(self, text: str, call: TextCall) -> str:
-        """A chat model may repeat the beginning that it was given."""
-        prefix = call.prefix
-        if not bodies.by_chat(call, self.model) or not prefix.strip():
-            return text
-        for begin in (prefix, prefix.lstrip(), prefix.strip()):
-            if text.startswith(begin):
-                return text[len(begin) :]
-        return text
 
     # --- fields ---
 
@@ -301,7 +241,7 @@ class Asking:
             answer = await self._post(outgoing, call, used)
             taken = field_values(asks, answer.text, self.counter.first)
             if call.following:
-                self._record_fields(call, asks, answer, taken)
+                self.gains.of_fields(call, answer, taken)
             if taken:
                 return taken
             rejected = answer.text
@@ -309,18 +249,6 @@ class Asking:
             raise CallError("truncated", f"the answer was cut off at {max_tokens} tokens, {MAX_ASKS} times")
         raise CallError(
             "no-match", f"{MAX_ASKS} answers did not have the form asked for; the last: {answer.text[:100]!r}"
-        )
-
-    def _record_fields(self, call: TextCall, asks: Sequence[NextAsk], answer: Answer, taken: Sequence[Taken]) -> None:
-        generated = answer.tokens.generated if answer.tokens is not None else self.counter.count(answer.text)
-        prompt = answer.tokens.prompt if answer.tokens is not None else self.counter.count(call.prefix)
-        values = [self.counter.count(found.text) for found in taken]
-        self.speculation.record(
-            place_of(call),
-            saved_prompt_tokens=prompt * (len(taken) - 1),
-            used_tokens=sum(values[1:]),
-            reach=0,
-            wasted_tokens=max(0, generated - sum(values)),
         )
 
     # --- insisting ---
@@ -341,28 +269,6 @@ class Asking:
                 return taken
         raise CallError("no-match", f"{MAX_ASKS} answers did not have the form asked for")
 
-    def _result(self, found: Taken, request_id: int, means: str, question: Generate | TextChoices) -> Result:
-        is_choice = found.choice is not None
-        most = (question.num_top_logprobs if isinstance(question, Generate) else None) or 0
-        tops = [token.top[:most] for token in found.told] if most else []
-        return Result(
-            request_id=request_id,
-            text="" if is_choice else found.text,
-            finish_reason=found.finish,
-            choice=found.choice,
-            choice_logprobs=found.logprobs,
-            output_logprobs=self._token_logprobs(found.told),
-            output_top_logprobs=tuple(map(self._token_logprobs, tops)),
-            means=means if is_choice else None,
-        )
-
-    def _token_logprobs(self, told: Sequence[Told]) -> tuple[TokenLogprob, ...]:
-        ids = [self.counter.token_id(token.piece, token.token_id) for token in told]
-        return tuple(
-            (token.logprob, token.piece.decode("utf-8", "replace") if token_id is None else token_id)
-            for token, token_id in zip(told, ids, strict=True)
-        )
-
     async def _post(self, outgoing: Outgoing, call: TextCall, used: Used) -> Answer:
         pieces = outgoing.pieces()
         count = sum(self.counter.count(piece) + MESSAGE_TOKENS for piece in pieces)
@@ -378,40 +284,3 @@ class Asking:
         if answer.finish == "content_filter":
             raise CallError("content-filter", "the provider's content filter withheld the answer")
         return answer
-
-
-def _aligned(text: str, call: TextCall) -> str:
-    """Spaces before a form are the prompt's or the endpoint's way of tokenising, unless the form has them itself."""
-    question = call.question
-    if isinstance(question, TextChoices):
-        return text if any(choice[0].isspace() for choice in question.choices) else text.lstrip(" ")
-    if question.constraint is None:
-        return text
-    if question.constraint.kind == "json_schema":
-        return text.lstrip()
-    return text if longest(question, text) is not None and not call.prefix.endswith(" ") else text.lstrip(" ")
-
-
-def _chosen(call: TextCall, decision: Decision) -> Taken:
-    assert isinstance(call.question, TextChoices)
-    text = call.question.choices[decision.choice]
-    return Taken(text=text, finish="choice", end=0, choice=decision.choice, logprobs=decision.logprobs)
-
-
-def _with_told(found: Taken, text: str, question: Generate, answer: Answer) -> Taken:
-    """With the log-probabilities of the value's tokens, a stop string that ends it included.
-
-    Args:
-        text: the answer without a beginning that it has repeated; all of it but a stop string is the value.
-    """
-    if answer.text and not answer.told:
-        raise CallError(
-            "no-logprobs", "the endpoint names no log-probabilities for this answer; return_logprob asks for them"
-        )
-    repeated, stop = len(answer.text) - len(text), first_stop_span(text, question)
-    if not repeated and stop is None:
-        return replace(found, told=answer.told)
-    told = between(answer.told, answer.text, repeated, None if stop is None else repeated + stop[1])
-    if told is None:
-        raise CallError("no-logprobs", "the tokens whose log-probabilities the endpoint names are not its answer's")
-    return replace(found, told=told)

@@ -7,24 +7,19 @@ named by what they ask (custom_id), so a later process finds its answers in batc
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
-import random
-from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-from sglbatch.api_spec.answers import Answer, Garbled, Tokens, read_answer
+from sglbatch.api_spec.answers import Answer, Tokens
+from sglbatch.api_spec.batch_endpoint import BatchEndpoint
+from sglbatch.api_spec.batch_files import custom_id_of, files_of, read_outcomes
 from sglbatch.api_spec.batchstore import BatchStore, Part
 from sglbatch.api_spec.bodies import Outgoing
-from sglbatch.api_spec.client import Endpoint, Traffic, http_client, paid
-from sglbatch.api_spec.failures import Failure, backoff_s, of_status, redact
-from sglbatch.api_spec.limits import retry_after_s
+from sglbatch.api_spec.client import Endpoint, Traffic, paid
+from sglbatch.api_spec.failures import Failure, redact
 from sglbatch.errors import EXIT_MODEL, EXIT_RESUMABLE, BackendStopped, CallError, SglbatchError
-
-T = TypeVar("T")
 
 ENDED: Final = frozenset({"completed", "failed", "expired", "cancelled"})
 MAX_SUBMITS: Final = 4
@@ -45,8 +40,7 @@ class BatchClient:
         self._traffic = traffic
         self._store = store
         self._key = endpoint.model.key()
-        self._http = http_client(endpoint.model, self._key, endpoint.timeout_s, bounded=False)
-        self._rng = random.Random()
+        self._provider = BatchEndpoint(endpoint, traffic)
         self._waiting: dict[str, _Waiting] = {}
         self._found: dict[str, Answer | Failure] = {}
         self._taken_in: set[int] = set()  # numbers of parts that this process has read
@@ -80,7 +74,7 @@ class BatchClient:
         if self._worker is not None:
             self._worker.cancel()
             await asyncio.gather(self._worker, return_exceptions=True)
-        await self._http.close()
+        await self._provider.close()
 
     async def _answer(self, outgoing: Outgoing) -> Answer | Failure:
         loop = asyncio.get_running_loop()
@@ -122,7 +116,7 @@ class BatchClient:
         lost = {part.number: part for part in self._store.parts if part.state == "intended"}
         if not lost:
             return
-        for batch in await self._list():
+        for batch in await self._provider.batches():
             metadata = batch.get("metadata") or {}
             number = metadata.get("sglbatch_part", "")
             if metadata.get("sglbatch_job") == self._store.job and number.isdigit() and int(number) in lost:
@@ -140,7 +134,7 @@ class BatchClient:
                 continue
             self._taken_in.add(part.number)
             try:
-                batch = (await self._control(partial(self._http.batches.retrieve, part.batch_id))).to_dict()
+                batch = await self._provider.batch(part.batch_id)
                 outcomes = await self._outcomes(batch, wanted)
             except SglbatchError as error:
                 if error.code != "unknown-api-model":  # 404: the provider keeps files for a time only
@@ -156,49 +150,16 @@ class BatchClient:
     async def _submit(self) -> None:
         """Whatever waits and is in no batch that is under way goes into new ones."""
         under_way = {c for part in self._store.parts if part.state == "submitted" for c in part.custom_ids}
-        for path, lines in self._files(under_way):
+        waiting = [(name, waiting.outgoing) for name, waiting in self._waiting.items() if name not in under_way]
+        for path, lines in files_of(waiting, max_requests=self._store.max_requests, max_bytes=self._store.max_bytes):
             part = self._store.add([custom_id for custom_id, _ in lines])
             await self._submit_part(part, path, b"".join(line for _, line in lines))
             self._traffic.sent += len(lines)
 
-    def _files(self, under_way: set[str]) -> list[tuple[str, list[tuple[str, bytes]]]]:
-        """(endpoint, its lines) of each file, within the limits."""
-        files: list[tuple[str, list[tuple[str, bytes]]]] = []
-        sizes: list[int] = []
-        for custom_id, waiting in self._waiting.items():
-            if custom_id in under_way:
-                continue
-            path = f"/v1{waiting.outgoing.path}"
-            request = {"custom_id": custom_id, "method": "POST", "url": path, "body": waiting.outgoing.body}
-            line = json.dumps(request, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
-            room = [
-                i
-                for i, (other, lines) in enumerate(files)
-                if other == path
-                and len(lines) < self._store.max_requests
-                and sizes[i] + len(line) <= self._store.max_bytes
-            ]
-            if not room:
-                files.append((path, []))
-                sizes.append(0)
-                room = [len(files) - 1]
-            files[room[-1]][1].append((custom_id, line))
-            sizes[room[-1]] += len(line)
-        return files
-
     async def _submit_part(self, part: Part, path: str, data: bytes) -> None:
-        http = self._http
-        name = f"sglbatch-{self._store.job}-{part.number}.jsonl"
-        uploaded = await self._control(lambda: http.files.create(file=(name, data), purpose="batch"))
-        batch = await self._control(
-            lambda: http.batches.create(
-                input_file_id=uploaded.id,
-                endpoint=path,
-                completion_window="24h",
-                metadata={"sglbatch_job": self._store.job, "sglbatch_part": str(part.number)},
-            )
-        )
-        part.state, part.batch_id = "submitted", batch.id
+        file_id = await self._provider.upload(f"sglbatch-{self._store.job}-{part.number}.jsonl", data)
+        metadata = {"sglbatch_job": self._store.job, "sglbatch_part": str(part.number)}
+        part.state, part.batch_id = "submitted", await self._provider.submit(file_id, path, metadata)
         self._store.save()
 
     async def _collect(self) -> None:
@@ -206,7 +167,7 @@ class BatchClient:
         under_way = [part for part in self._store.parts if part.state == "submitted"]
         ended = 0
         for part in under_way:
-            batch = (await self._control(partial(self._http.batches.retrieve, part.batch_id))).to_dict()
+            batch = await self._provider.batch(part.batch_id)
             if batch.get("status") in ENDED:
                 await self._take_in(part, batch)
                 ended += 1
@@ -239,82 +200,13 @@ class BatchClient:
         self._store.save()
 
     async def _outcomes(self, batch: Mapping[str, Any], wanted: set[str]) -> dict[str, Answer | Failure]:
-        """What became of the wanted requests, from the batch's files, in whatever order; of several lines the first."""
+        """What became of the wanted requests, from the batch's files."""
         outcomes: dict[str, Answer | Failure] = {}
         for name in ("output_file_id", "error_file_id"):
-            if not batch.get(name):
-                continue
-            content = await self._control(partial(self._http.files.content, str(batch[name])))
-            for line in content.content.splitlines():
-                try:
-                    value = json.loads(line)
-                except (ValueError, RecursionError):
-                    continue  # the request is then missing, and is asked again
-                custom_id = value.get("custom_id") if isinstance(value, dict) else None
-                if isinstance(custom_id, str) and custom_id in wanted and custom_id not in outcomes:
-                    outcomes[custom_id] = self._outcome(value)
+            if batch.get(name):
+                content = await self._provider.content(str(batch[name]))
+                outcomes = read_outcomes(content, wanted, key=self._key) | outcomes
         return outcomes
-
-    def _outcome(self, value: Mapping[str, Any]) -> Answer | Failure:
-        response = value.get("response")
-        if not isinstance(response, dict):
-            error = value.get("error")
-            error = error if isinstance(error, dict) else {}
-            message = redact(str(error.get("message", "no answer")), self._key)
-            return Failure(what="again", code=str(error.get("code") or "batch-error"), message=message)
-        body = json.dumps(response.get("body"))
-        status = response.get("status_code")
-        if status != 200:
-            return of_status(status if isinstance(status, int) else 500, body, retry_after_s=None, key=self._key)
-        try:
-            return read_answer(body.encode())
-        except Garbled as error:
-            return Failure(what="again", code="garbled", message=str(error))
-
-    # --- requests about batches ---
-
-    async def _list(self) -> list[dict[str, Any]]:
-        async def every() -> list[dict[str, Any]]:
-            return [batch.to_dict() async for batch in self._http.batches.list(limit=100)]
-
-        return await self._control(every)
-
-    async def _control(self, request: Callable[[], Awaitable[T]]) -> T:
-        """A request about files or batches, tried again where that may help.
-
-        Raises:
-            SglbatchError: it does not help.
-        """
-        import openai
-
-        tries: Counter[str] = Counter()
-        while True:
-            try:
-                return await asyncio.wait_for(request(), self._endpoint.timeout_s)
-            except openai.APIStatusError as error:
-                wait_s = retry_after_s(error.response.headers)
-                failure = of_status(error.status_code, error.response.text, retry_after_s=wait_s, key=self._key)
-            except (TimeoutError, openai.APIConnectionError) as error:
-                reason = redact(str(error.__cause__ or error) or "no answer in time", self._key)
-                failure = Failure(what="again", code="connection", message=reason)
-            if failure.what in ("job", "row"):
-                raise failure.error()
-            tries[failure.what] += 1
-            self._traffic.retries[failure.code] += 1
-            if tries[failure.what] >= self._endpoint.max_tries:
-                raise BackendStopped(
-                    "endpoint-down",
-                    f"the Batch API does not answer: {failure.message}",
-                    hint="run the same command again later: the batches go on meanwhile",
-                    exit_code=EXIT_RESUMABLE,
-                )
-            await asyncio.sleep(self._endpoint.backoff_scale * backoff_s(tries[failure.what], failure, self._rng))
-
-
-def custom_id_of(outgoing: Outgoing) -> str:
-    """A name for a request of a row: the same in every process."""
-    asked = json.dumps([outgoing.path, outgoing.body, outgoing.seed], sort_keys=True)
-    return hashlib.blake2b(asked.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 def _batch_errors(batch: Mapping[str, Any]) -> str:

@@ -10,8 +10,9 @@ from typing import Any, Final
 
 from sglbatch.api_spec.answers import Tokens
 from sglbatch.api_spec.calibration import Ratio, real_over_expected
-from sglbatch.api_spec.dry import Choice, DryCall, Fails, Guess, Length, Template
+from sglbatch.api_spec.dry import Choice, DryCall, Fails, Guess, Template
 from sglbatch.api_spec.prices import Prices, dollars
+from sglbatch.api_spec.request_tokens import Length
 
 _LENGTHS: Final[tuple[tuple[Length, Fails], ...]] = (("short", "never"), ("long", "sometimes"), ("long", "always"))
 _CHOICES: Final[tuple[Choice, ...]] = ("first", "last")

@@ -6,22 +6,21 @@ answers; what they cost spans a range. Calls are asked by the same means as in a
 
 from __future__ import annotations
 
-import json
 from collections import Counter as Counts
 from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from math import log
-from typing import Any, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
-from sglbatch.api_spec import bodies, ways
+from sglbatch.api_spec import ways
 from sglbatch.api_spec.answers import Tokens
-from sglbatch.api_spec.asking import FIELD_TOKENS
-from sglbatch.api_spec.lengths import Lengths, lengths, shortest, shows_how_it_goes_on
+from sglbatch.api_spec.lengths import shortest, shows_how_it_goes_on
 from sglbatch.api_spec.model import ApiModel
-from sglbatch.api_spec.speculation import PROBES, place_of, room_ahead
+from sglbatch.api_spec.request_tokens import Length, RequestTokens, prompt_tokens, walk
+from sglbatch.api_spec.speculation import PROBES, place_of
 from sglbatch.api_spec.tokens import Counter
-from sglbatch.types import BackendStats, Following, Generate, NextAsk, Request, Result, TextCall, TextChoices, Usage
+from sglbatch.types import BackendStats, Generate, Request, Result, TextCall, TextChoices, Usage
 
 CACHE_FROM: Final = 1024
 CACHE_STEP: Final = 128
@@ -33,7 +32,6 @@ FAILING: Final = round(1 / (1 - ways.MOSTLY))
 """One in so many calls by a cheaper means may have to be made again, and the means still comes first."""
 
 
-Length: TypeAlias = Literal["short", "typical", "long"]
 Choice: TypeAlias = Literal["first", "last", "any"]
 Template: TypeAlias = Literal["followed", "ignored", "likely", "single"]
 Fails: TypeAlias = Literal["never", "sometimes", "always"]
@@ -87,6 +85,7 @@ class DryBackend:
         self._batch = batch
         self._counter = counter
         self._guess = guess
+        self._tokens = RequestTokens(model=model, counter=counter, length=guess.length, batch=batch)
         self._waiting: deque[Request] = deque()
         self._last_prompt: dict[int, int] = {}
         self._seen: Counts[Hashable] = Counts()
@@ -169,9 +168,9 @@ class DryBackend:
         """Note the requests that the call takes."""
         means = ways.first_means(call, self._model, batch=self._batch)
         if means in (ways.BY_FIELD, ways.BY_FIELDS):
-            self._note(program_id, self._by_fields(call))
+            self._note(program_id, self._tokens.by_fields(call))
         elif means == ways.BY_TEXT:
-            self._note(program_id, self._by_text(call))
+            self._note(program_id, self._tokens.by_text(call))
         else:
             self._note_uncertain(program_id, call, means)
 
@@ -179,23 +178,23 @@ class DryBackend:
         """What is generated ahead for nothing: a few times only, unless the template is followed now and then, or
         all of a wave goes before it is seen."""
         questions = [ask.question for ask, _ in walk(call)]
-        most = self._between(call) + sum(map(self._most, questions[1:]))
+        most = self._tokens.between(call) + sum(map(self._tokens.most, questions[1:]))
         most = most if call.ahead_tokens is None else min(most, call.ahead_tokens)
         likely = self._is_likely(call)
         if likely:
-            most = self._room(most, call)
-        left_over = max(0, self._most(questions[0]) - self._sizes(call)[0])
+            most = self._tokens.room(most, call)
+        left_over = max(0, self._tokens.most(questions[0]) - self._tokens.sizes(call)[0])
         wasted = Tokens(prompt=0, generated=most + left_over)
         if not self._counter.exact:  # its own value cannot be told from the rest, so it is asked for again
             alone = prompt_tokens(replace(call, following=()), self._model, self._counter)
-            wasted = Tokens(prompt=alone, generated=most + self._most(questions[0]))
+            wasted = Tokens(prompt=alone, generated=most + self._tokens.most(questions[0]))
         once = not likely and not self._batch
         self.calls.append(DryCall(program_id=program_id, tokens=wasted, once=once, is_request=False))
 
     def _note_uncertain(self, program_id: int, call: TextCall, means: str) -> None:
         """The cheaper means, and at the worst another one beside it or in its place."""
         alone = replace(call, following=())
-        cheap = self._by_text(call)
+        cheap = self._tokens.by_text(call)
         if means == ways.BY_LOGPROBS:
             cheap = Tokens(prompt=cheap.prompt, generated=1)
         fails = self._guess.fails
@@ -203,7 +202,7 @@ class DryBackend:
             self._note(program_id, cheap)
         if fails == "never":
             return
-        sure = self._by_fields(alone) if ways.has_schema(self._model) else self._by_text(alone)
+        sure = self._tokens.by_fields(alone) if ways.has_schema(self._model) else self._tokens.by_text(alone)
         place = (means, place_of(alone))
         self._seen[place] += 1
         if fails == "always":
@@ -223,70 +222,7 @@ class DryBackend:
         self.calls.append(DryCall(program_id=program_id, tokens=whole))
         self._last_prompt[program_id] = tokens.prompt
 
-    # --- tokens of one request ---
-
-    def _by_text(self, call: TextCall) -> Tokens:
-        """A generation; ahead with the template's text and a surplus at the end.
-
-        A stop string ends it, or the model's own end. A model that goes on behind a value, into a template that it
-        follows or because nothing holds it to a form, does so up to the request's limit.
-        """
-        values = sum(self._sizes(call)) + self._between(call)
-        limit = self._limit(call)
-        *_, last = ways.asks_of((NextAsk(name=call.name, question=call.question), *call.following))
-        stops = ways.common_stops(call)[: self._model.family.num_stops] if ways.is_free(last.question) else ()
-        if self._guess.length == "short":
-            generated = values
-        elif stops:
-            generated = values + 1
-        elif call.following or not ways.is_free(call.question) or self._guess.length == "long":
-            generated = limit
-        else:
-            generated = values + 1
-        prompt = prompt_tokens(call, self._model, self._counter)
-        return Tokens(prompt=prompt, generated=min(limit, generated))
-
-    def _limit(self, call: TextCall) -> int:
-        """The ``max_tokens`` of the request, what is asked ahead as far as it has been of use."""
-        first, *later = [self._most(ask.question) for ask, _ in walk(call)]
-        if not call.following:
-            return first
-        most = self._between(call) + sum(later)
-        most = most if call.ahead_tokens is None else min(most, call.ahead_tokens)
-        return first + self._room(most, call)
-
-    def _room(self, most: int, call: TextCall) -> int:
-        """Tokens to ask for ahead, of at most so many: a wave goes before anything has been of use."""
-        return most if self._batch else room_ahead(most, self._between(call) + sum(self._sizes(call)[1:]))
-
-    def _between(self, call: TextCall) -> int:
-        """Tokens of the template's own text ahead."""
-        return sum(self._counter.count(part) for part in call.following if isinstance(part, str))
-
-    def _sizes(self, call: TextCall) -> list[int]:
-        """Tokens of the values."""
-        return [self._size(lengths(ask.question, text, self._counter)) for ask, text in walk(call)]
-
-    def _by_fields(self, call: TextCall) -> Tokens:
-        """One JSON object, or a value by itself."""
-        asks = [ask for ask, _ in walk(call)]
-        whole: Following = (asks[0], *call.following)
-        last = max(i for i, part in enumerate(whole) if isinstance(part, NextAsk))
-        outgoing = bodies.fields(call, asks, whole[: last + 1], self._model, max_tokens=0, seed=0)
-        empty = json.dumps(dict.fromkeys(bodies.field_names(asks), ""))
-        frame = 0 if bodies.is_whole(asks) else self._counter.count(empty)
-        if self._guess.length == "long":
-            frame += len(asks) * FIELD_TOKENS // 2  # white space, escapes
-        prompt = prompt_of_body(outgoing.body, self._model, self._counter)
-        return Tokens(prompt=prompt, generated=frame + sum(self._sizes(call)))
-
     # --- values ---
-
-    def _size(self, found: Lengths) -> int:
-        return {"short": found.short, "typical": found.typical, "long": found.long}[self._guess.length]
-
-    def _most(self, question: Generate | TextChoices) -> int:
-        return ways.most_tokens(question, self._counter)
 
     def _text(self, question: Generate | TextChoices, before: str) -> str:
         if isinstance(question, TextChoices):
@@ -295,33 +231,7 @@ class DryBackend:
             return question.choices[places[self._guess.choice]]
         if question.constraint is not None:
             return shortest(question.constraint)
-        return " word" * self._size(lengths(question, before, self._counter))
-
-
-def walk(call: TextCall) -> list[tuple[NextAsk, str]]:
-    """The call's questions, those asked ahead included, each with the text before it: values ahead are left out."""
-    walked = [(NextAsk(name=call.name, question=call.question), call.prefix)]
-    text = call.prefix
-    for part in call.following:
-        if isinstance(part, str):
-            text += part
-        else:
-            walked.append((part, text))
-    return walked
-
-
-def prompt_tokens(call: TextCall, model: ApiModel, counter: Counter) -> int:
-    """Of the call as a generation."""
-    call = ways.as_prompted(call)
-    ids = counter.chat_ids(bodies.messages_of(call)) if bodies.by_chat(call, model) else counter.text_ids(call.prefix)
-    return counter.num_tokens(ids)
-
-
-def prompt_of_body(body: dict[str, Any], model: ApiModel, counter: Counter) -> int:
-    """Of a request that is held to a schema."""
-    messages = [(str(message["role"]), str(message["content"])) for message in body["messages"]]
-    prompt = counter.num_tokens(counter.chat_ids(messages))
-    return prompt + (counter.count(json.dumps(body["response_format"])) if model.family.schema_in_prompt else 0)
+        return " word" * self._tokens.size(question, before)
 
 
 MADE_UP_LOGPROB: Final = -1.0

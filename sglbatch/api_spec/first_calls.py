@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Final
 
 from sglbatch.api_spec import bodies, ways
-from sglbatch.api_spec.dry import prompt_of_body, prompt_tokens
 from sglbatch.api_spec.model import ApiModel
+from sglbatch.api_spec.request_tokens import prompt_of_body, prompt_tokens
 from sglbatch.api_spec.tokens import Counter
 from sglbatch.types import NextAsk, TextCall
 
