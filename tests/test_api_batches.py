@@ -53,7 +53,8 @@ def test_every_request_lies_in_one_file_within_the_limits(
     found = [custom_id for _, lines in files for custom_id, _ in lines]
     assert sorted(found) == sorted(custom_id for custom_id, _ in requests) and len(set(found)) == len(requests)
     for path, lines in files:
-        assert 1 <= len(lines) <= max_requests and sum(len(line) for _, line in lines) <= max_bytes
+        assert 1 <= len(lines) <= max_requests
+        assert len(lines) == 1 or sum(len(line) for _, line in lines) <= max_bytes
         values = [json.loads(line) for _, line in lines]
         assert all(value["url"] == path for value in values)
         assert [value["custom_id"] for value in values] == [custom_id for custom_id, _ in lines]

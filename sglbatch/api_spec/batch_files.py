@@ -22,7 +22,7 @@ def custom_id_of(outgoing: Outgoing) -> str:
 
 
 def files_of(requests: Iterable[tuple[str, Outgoing]], *, max_requests: int, max_bytes: int) -> list[tuple[str, Lines]]:
-    """(endpoint, its lines) of each file, within the limits.
+    """(endpoint, its lines) of each file, within the limits; a line that is longer than a file may be goes alone.
 
     Args:
         requests: with their custom_id.
