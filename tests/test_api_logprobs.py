@@ -137,6 +137,20 @@ def test_they_are_the_local_engines(api_url: str, smollm2_tokenizer: Tokenizer, 
     assert compared >= 16
 
 
+def test_temperature_is_not_in_them(api_url: str, tmp_path: Path) -> None:
+    """They are the model's own, whatever its answers are drawn with."""
+    world = ApiWorld(folder=tmp_path, base_url=api_url)
+    greedy = PLAIN.format(stop="", text="")
+    tops = []
+    for program in (greedy, greedy.replace("temperature=0", "temperature=1.5, top_p=0.9")):
+        world.write(program, COUNTRIES)
+        world.run()
+        tops.append([row["top"][0] for row in world.output()])
+    for cold, hot in zip(*tops, strict=True):
+        assert [text for _, _, text in cold] == [text for _, _, text in hot]
+        assert [p for p, _, _ in cold] == pytest.approx([p for p, _, _ in hot], abs=0.02)
+
+
 def test_a_stop_is_told_as_far_as_it_was_generated(api_url: str, tmp_path: Path) -> None:
     """Of more stop strings than a request takes the others are cut off here, with the tokens behind them."""
     stops = ["zzz", "yyy", "xxx", "www", "\n"]
