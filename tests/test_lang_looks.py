@@ -33,6 +33,24 @@ def again(x):
 
 def many(*values):
     return "".join(values)
+
+def counted():
+    BASE[0] += 1
+    return "!" if BASE[0] > 100 else ""
+
+import functools
+
+def stripping(function):
+    @functools.wraps(function)
+    def outer(x):
+        return function(f"{x}".strip())
+    return outer
+
+@stripping
+def wrapped(x):
+    return x
+
+BASE = [0]
 """
 
 HARMLESS = [
@@ -57,6 +75,10 @@ HARMLESS = [
     "return {'a': a, 'text': f'{a} {b}'}",
     "s += 'has' if 'x' in s else 'has not'",
     "s += '{} and {}'.format(a, b)",
+    "d = []\nd += [f'{a}']\nd.append(f'{b}')\ne = d\ns += ', '.join(e)",
+    "n = 0\nfor x in c:\n    n += 1\n    s += f'{n}. {x}'",
+    "d = {}\nd['k'] = f'{a}'\ns += 'x'\nreturn d",
+    "s += 'none' if a is None else a",
 ]
 LOOKS = {
     "t = f'{a}!'\ns += t if len(t) > 9 else 'short'": (2, "gives a row's values to len"),
@@ -87,11 +109,28 @@ LOOKS = {
     "g = lambda x: x\ns += g(a)": (2, "calls g"),
     "t = f'{a}'\nn = len(locals()['t'])": (2, "calls locals"),
     "s += looking(a)": (1, "gives a row's values to len in looking"),
-    "s += looking(*c)": (1, "gives a row's values to looking by a star"),
-    "changing(c, a)\ns += c[0]": (1, "changes what it is given in changing"),
+    "s += looking(*c)": (1, "calls looking with a star"),
+    "changing(c, a)\ns += c[0]": (1, "changes something in place (append) in changing"),
     "t = plain(a)\nif len(t) > 3:\n    s += t": (2, "gives a row's values to len"),
     "s += again(a)": (1, "gives a row's values to again in again"),
-    "s += many(a, b)": (1, "gives a row's values to many, which takes any number of them"),
+    "d = []\ne = d\ne.append(f'{a}')\ns += d[0].strip()": (3, "changes something in place (append)"),
+    "d = []\ne = d\ne += [f'{a}']\ns += d[0].strip()": (3, "adds to something that may have another name"),
+    "d = {'k': []}\nfor k, v in d.items():\n    v.append(f'{a}')\ns += d['k'][0].strip()": (
+        3,
+        "changes something in place (append)",
+    ),
+    "d = [[]]\nlast = d[-1]\nlast.append(f'{a}')\ns += d[0][0].strip()": (3, "changes something in place (append)"),
+    "d = [[]]\nlast = d[0]\nlast[0] = f'{a}'\ns += d[0][0].strip()": (
+        3,
+        "sets a part of something that may have another name",
+    ),
+    "base = BASE\nbase.append(f'{a}')\ns += BASE[0].strip()": (2, "changes something in place (append)"),
+    "c.sort(key=str.lower)\ns += c[0]": (1, "changes something in place (sort)"),
+    "s += a + counted()": (1, "adds to something that may have another name in counted"),
+    "s += 'same' if a is b else 'other'": (1, "asks whether two names stand for the same object"),
+    "f = s.fork(2)\nf += lambda i, *, t=f'{a}': t.strip()": (2, "looks into text made of a row's values"),
+    "s += wrapped(a)": (1, "gives a row's values to wrapped"),
+    "s += many(a, b)": (1, "calls many, which takes any number of arguments"),
 }
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import FunctionType
 
+from sglbatch.lang.in_place import InPlace
 from sglbatch.lang.text_kinds import Given, Helped, Kind, Kinds
 
 
@@ -48,7 +49,9 @@ def first_look(function: FunctionType) -> Look | None:
 
 
 def _definition(function: FunctionType) -> ast.FunctionDef | None:
-    """With the lines of its file."""
+    """With the lines of its file; None where that is not all of it: a wrapper stands before its source."""
+    if hasattr(function, "__wrapped__"):
+        return None
     try:
         lines, start = inspect.getsourcelines(function)
         tree = ast.parse(textwrap.dedent("".join(lines)))
@@ -71,6 +74,7 @@ class _Function:
     ) -> None:
         self._callers = (*callers, function)
         self._kinds = Kinds(function, given, self._found, self._helper)
+        self._in_place = InPlace(node, is_written_to=self._kinds.is_written_to, states=self._kinds.states)
         self.returned = Kind.CONSTANT
         num_given = self._kinds.num_given
         self._looks: list[Look] = []
@@ -124,6 +128,8 @@ class _Function:
     def _block(self, statements: Iterable[ast.stmt]) -> None:
         for statement in statements:
             self._now = statement
+            for reason in self._in_place.reasons(statement):
+                self._found(reason)
             self._statement(statement)
 
     def _statement(self, node: ast.stmt) -> None:  # noqa: PLR0912  one case a kind of statement

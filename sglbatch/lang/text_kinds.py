@@ -195,8 +195,9 @@ class Kinds:
                     self._found("takes a row's values for keys")
                 return self.kind(value)
             case ast.Lambda(args=args, body=body):
-                for argument in args.args:
-                    self._hold(argument.arg, Kind.TEXT)
+                for argument in ast.walk(args):
+                    if isinstance(argument, ast.arg):
+                        self._hold(argument.arg, Kind.TEXT)
                 self.kind(body)
                 return Kind.CONSTANT
             case ast.NamedExpr(target=target, value=value):
@@ -265,7 +266,7 @@ class Kinds:
             self._found(f"calls {ast.unparse(node.func)}")
         if callee is str and kind:
             return kind
-        if kind and isinstance(callee, FunctionType) and callee.__code__.co_filename == self._file:
+        if isinstance(callee, FunctionType) and callee.__code__.co_filename == self._file:
             return self._helped(callee, node, kind)
         if kind and not (kind == Kind.RAW and self._is_harmless(callee)):
             self._found(f"gives a row's values to {ast.unparse(node.func)}")
@@ -278,14 +279,14 @@ class Kinds:
     def _helped(self, callee: FunctionType, node: ast.Call, kind: Kind) -> Kind:
         names = [keyword.arg for keyword in node.keywords]
         if None in names or any(isinstance(argument, ast.Starred) for argument in node.args):
-            self._found(f"gives a row's values to {callee.__name__} by a star")
+            self._found(f"calls {callee.__name__} with a star")
             return Kind.TEXT
         try:
             bound = inspect.signature(callee).bind(*node.args, **{str(k.arg): k.value for k in node.keywords})
         except TypeError:  # the call fails, in a trace too
             return kind
         if not all(isinstance(argument, ast.expr) for argument in bound.arguments.values()):
-            self._found(f"gives a row's values to {callee.__name__}, which takes any number of them")
+            self._found(f"calls {callee.__name__}, which takes any number of arguments")
             return Kind.TEXT
         kinds = {name: self.kind(argument) for name, argument in bound.arguments.items()}
         states = (
