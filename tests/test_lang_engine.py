@@ -290,3 +290,4 @@ def test_cache_and_flush(model: LocalModel, smollm2_tokenizer: Tokenizer) -> Non
     backend.scheduler.check_integrity()
     info = sgl.get_server_info(backend)
     assert info["context_len"] == model.context_len and info["requests"] == 3
+    backend.shutdown()  # as programs for SGLang's runtime end

@@ -183,6 +183,10 @@ class LocalEngine:
         owners = self._owners.values()
         return {o.request.request_id: o.text.certain_text() for o in owners if isinstance(o, Generation)}
 
+    def shutdown(self) -> None:
+        """``close`` under the name that programs for SGLang's runtime call at their end."""
+        self.close()
+
     def flush_cache(self) -> None:
         """Forgets every prefix that no running request needs."""
         self.scheduler.tree.evict(self.scheduler.tree.num_cached)
