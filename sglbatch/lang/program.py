@@ -71,7 +71,8 @@ class Program:
         row_key: seeds the row's random numbers and names its outside calls.
         sampling: the run's defaults.
         forced: values that replace the run's defaults and the function's own, but not a gen's own argument.
-        record: a schema from outside for one gen that has no constraint of its own.
+        record: a schema from outside for the last gen, which has no constraint of its own; a row without it is an
+            error.
         keep_state: leave ``state`` readable after the end.
         error: the row cannot run: the program ends with this error as soon as it is started.
     """
@@ -239,7 +240,7 @@ class Program:
     def _finish(self) -> None:
         root = self._streams[0]
         unhandled = [s.error for s in self._streams if s.error is not None and id(s.error) not in self._handled]
-        error = self._raised or next(iter(unhandled), None)
+        error = self._raised or next(iter(unhandled), None) or self._without_record()
         results = [answer for _, answer, _ in self._answers.values() if isinstance(answer, Result)]
         returned = None if isinstance(self.returned, ProgramState) else self.returned
         self.outcome = outcome_of(root, returned=returned, error=error, results=results)
@@ -250,6 +251,25 @@ class Program:
         if not self._keep_state:
             self._streams = []
             self.state = None
+
+    def _without_record(self) -> ErrorInfo | None:
+        """The error of a row that does not end with the gen that the schema from outside is for."""
+        if self.record is None:
+            return None
+        gens = [
+            (path, name)
+            for path, (name, answer, _) in self._answers.items()
+            if isinstance(answer, Result) and answer.choice is None
+        ]
+        if any(name == self.record.name for _, name in gens):
+            _, last = max((path, name) for path, name in gens if len(path) == 1 or name == self.record.name)
+            if last == self.record.name:
+                return None
+        asked = "its last gen is another one" if gens else "it asks no gen"
+        return ErrorInfo(
+            code="no-record",
+            message=f"the row does not end with the gen {self.record.name!r}, which --schema is for: {asked}",
+        )
 
     def _close(self) -> None:
         if self._function_run is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from collections.abc import Mapping
@@ -10,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from sglbatch.errors import SglbatchError
+from sglbatch.lang.last_gen import last_gen
 from sglbatch.types import Constraint, ErrorInfo, Generate, Operation, Result, VarType
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class Record:
     """A schema from outside for one gen of a template (``--schema``).
 
     Args:
-        name: the gen's; it is the last one in the template's source.
+        name: the gen's; every row's last gen has it.
     """
 
     name: str
@@ -98,28 +98,13 @@ class Record:
     var_type: VarType
 
     @staticmethod
-    def of(schema: Any, source: str) -> Record:
-        """Raises SglbatchError: ``no-record`` where the source's last gen has no plain name; ``invalid-argument``."""
+    def of(schema: Any, source: str, *, file: str = "", first_line: int = 1) -> Record:
+        """The schema for the last gen of a function's source; raises SglbatchError: as ``last_gen``, and
+        ``invalid-argument``.
+        """
         constraint, var_type = schema_constraint(schema)
-        return Record(name=_last_gen(source), constraint=constraint, var_type=var_type)
-
-
-def _last_gen(source: str) -> str:
-    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call) and _called(node) == "gen"]
-    calls.sort(key=lambda node: (node.lineno, node.col_offset))
-    if calls:
-        named = [k.value for k in calls[-1].keywords if k.arg == "name"]
-        first = [*calls[-1].args[:1], *named]
-        if first and isinstance(first[0], ast.Constant) and isinstance(first[0].value, str):
-            return first[0].value
-    raise SglbatchError(
-        "no-record", "--schema needs a last gen with a plain name in the template", hint='end it with sgl.gen("record")'
-    )
-
-
-def _called(node: ast.Call) -> str:
-    function = node.func
-    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+        name = last_gen(source, file=file, first_line=first_line)
+        return Record(name=name, constraint=constraint, var_type=var_type)
 
 
 class Checks:

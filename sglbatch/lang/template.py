@@ -72,9 +72,12 @@ class Template:
         """The schema for the last gen of the function.
 
         Raises:
-            SglbatchError: ``no-record``, ``invalid-argument``.
+            SglbatchError: ``no-record``, ``uncertain-record``, ``constrained-record``, ``invalid-argument``.
         """
-        return Record.of(schema, textwrap.dedent(inspect.getsource(self.function.function)))
+        function = self.function.function
+        source = textwrap.dedent(inspect.getsource(function))
+        first_line = function.__code__.co_firstlineno
+        return Record.of(schema, source, file=str(self.function.source), first_line=first_line)
 
     def _no_column(self, name: str, columns: Sequence[str]) -> SglbatchError:
         near = nearest(name, columns)

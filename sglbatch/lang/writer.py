@@ -28,6 +28,7 @@ from sglbatch.lang.expressions import (
     atoms,
 )
 from sglbatch.lang.guard import Guard
+from sglbatch.lang.last_gen import constrained_record
 from sglbatch.lang.media import Media
 from sglbatch.lang.operations import (
     Append,
@@ -172,7 +173,9 @@ class Writer:
         stop = sampling.stop if self.turn_stop is None else (*sampling.stop, self.turn_stop)
         constraint, var_type = item.constraint, item.var_type
         record = session.record
-        if constraint is None and record is not None and item.name == record.name:
+        if record is not None and item.name == record.name:
+            if constraint is not None:
+                raise _constrained(record.name, constraint.kind)
             constraint, var_type = record.constraint, record.var_type
         if constraint is not None and constraint.kind == "json_schema" and sampling.allow_unenforced:
             constraint = replace(constraint, lax=True)
@@ -200,6 +203,9 @@ class Writer:
         self._ask(item.name, question, var_type, n=sampling.n, with_text=sampling.return_text_in_logprobs)
 
     def _select(self, item: Select) -> None:
+        record = self.session.record
+        if record is not None and item.name == record.name:
+            raise _constrained(record.name, "choices")
         question = Choices(
             choices=item.choices,
             temperature=float(item.temperature),
@@ -285,6 +291,12 @@ class Writer:
             )
         if self.stream.error is not None:
             self.session.unhandled(self.stream.error)
+
+
+def _constrained(name: str, has: str) -> TemplateError:
+    """For a constraint that the function's source does not show."""
+    error = constrained_record(name, has)
+    return TemplateError(error.code, error.message, hint=error.hint)
 
 
 def _decides_exactly(constraint: Constraint, sampling: Sampling) -> bool:
