@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,11 +84,11 @@ def test_finished_values_are_validated(schema: Any, text: str, problem: str | No
         assert problem in result.error.message and text in result.error.message
 
 
-def test_a_column_has_its_schemas_type(tmp_path: Path) -> None:
-    texts = ['{"item": "a", "count": 1, "size": "S"}', '{"item": "b", "count": 2}', None]
-    rows = [
+def output_rows(name: str, values: Sequence[Any]) -> list[OutputRow]:
+    """One row for each value of a variable."""
+    return [
         OutputRow(
-            values={"order": text},
+            values={name: value},
             returned=None,
             has_returned=False,
             error=None,
@@ -96,8 +97,13 @@ def test_a_column_has_its_schemas_type(tmp_path: Path) -> None:
             kept={},
             extras={},
         )
-        for text in texts
+        for value in values
     ]
+
+
+def test_a_column_has_its_schemas_type(tmp_path: Path) -> None:
+    texts = ['{"item": "a", "count": 1, "size": "S"}', '{"item": "b", "count": 2}', None]
+    rows = output_rows("order", texts)
     declared = VarType(kind="json", schema=json.dumps(ORDER))
     written = write_output(tmp_path / "o.parquet", lambda: rows, columns=[Column(name="order", declared=declared)])
     assert written.warnings == ()
@@ -113,6 +119,100 @@ def test_a_column_has_its_schemas_type(tmp_path: Path) -> None:
         {"item": "b", "count": 2, "size": None},
         None,
     ]
+
+
+def written(path: Path, schema: Any, texts: list[str | None]) -> tuple[pa.Table, tuple[str, ...]]:
+    """The column ``x`` of these texts under a schema, and the warnings."""
+    rows = output_rows("x", texts)
+    declared = VarType(kind="json", schema=json.dumps(schema))
+    report = write_output(path, lambda: rows, columns=[Column(name="x", declared=declared)])
+    return pq.read_table(path), report.warnings
+
+
+def closed(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "additionalProperties": False}
+
+
+MIXED = {"enum": ["person", None, 3]}
+ITEMS = closed(kind=MIXED, n={"type": "number"})
+TREE = closed(value={"type": "integer"}, below={"type": "array", "items": {"$ref": "#"}})
+
+
+@pytest.mark.parametrize(
+    ("schema", "texts", "arrow_type", "values"),
+    [
+        (
+            closed(kind=MIXED, n={"type": "number"}, ok={"type": "boolean"}, t={"enum": ["u", "v"]}),
+            ['{"kind": "person", "n": 1, "ok": true, "t": "u"}', '{"kind": 3, "n": 2}', '{"n": 0.5}'],
+            "struct<kind: string, n: double, ok: bool, t: dictionary<values=string, indices=int32, ordered=0>>",
+            [
+                {"kind": '"person"', "n": 1.0, "ok": True, "t": "u"},
+                {"kind": "3", "n": 2.0, "ok": None, "t": None},
+                {"kind": None, "n": 0.5, "ok": None, "t": None},
+            ],
+        ),
+        (
+            closed(k={"type": ["integer", "string"]}, o={"type": "boolean"}),
+            ['{"k": 1, "o": true}'],
+            "struct<k: string, o: bool>",
+            [{"k": "1", "o": True}],
+        ),
+        (
+            {"type": "array", "items": MIXED},
+            ['["person", 3, null]'],
+            "list<element: string>",
+            [['"person"', "3", None]],
+        ),
+        (
+            {"type": "array", "items": ITEMS},
+            ['[{"kind": 3, "n": 1}]', "[]"],
+            "list<element: struct<kind: string, n: double>>",
+            [[{"kind": "3", "n": 1.0}], []],
+        ),
+        (
+            {"anyOf": [closed(a={"type": "integer"}, b=MIXED), closed(a={"type": "integer"}, b={"type": "string"})]},
+            ['{"a": 1, "b": "x"}'],
+            "struct<a: int64, b: string>",
+            [{"a": 1, "b": '"x"'}],
+        ),
+        (
+            closed(open={"type": "object"}, n={"type": "integer"}),
+            ['{"open": {"any": [1]}, "n": 1}'],
+            "struct<open: string, n: int64>",
+            [{"open": '{"any": [1]}', "n": 1}],
+        ),
+        (MIXED, ['"person"'], "string", ['"person"']),
+        ({"type": "object"}, ['{"a": 1}'], "string", ['{"a": 1}']),
+        (
+            TREE,
+            ['{"value": 1, "below": [{"value": 2}]}'],
+            "struct<value: int64, below: list<element: string>>",
+            [{"value": 1, "below": ['{"value": 2}']}],
+        ),
+    ],
+)
+def test_only_what_has_no_one_type_is_json_text_whatever_the_answers(
+    tmp_path: Path, schema: Any, texts: list[str | None], arrow_type: str, values: list[Any]
+) -> None:
+    path = tmp_path / "o.parquet"
+    for number in range(len(texts) + 1):
+        table, warnings = written(path, schema, texts[:number])
+        assert str(table.schema.field("x").type) == arrow_type
+        assert table.column("x").to_pylist() == values[:number]
+        assert len(warnings) == 1 and "JSON text" in warnings[0]
+    lines = tmp_path / "o.jsonl"
+    rows = [json.loads(text or "null") for text in texts]
+    declared = VarType(kind="json", schema=json.dumps(schema))
+    output = output_rows("x", texts)
+    write_output(lines, lambda: output, columns=[Column(name="x", declared=declared)])
+    for line, row in zip(lines.read_text().splitlines(), rows, strict=True):
+        found = json.loads(line)["x"]
+        assert found == row or {k: v for k, v in found.items() if v is not None} == row
+
+
+def test_a_value_that_its_schema_has_not_makes_the_column_json_text(tmp_path: Path) -> None:
+    table, _ = written(tmp_path / "o.parquet", closed(k=MIXED, n={"type": "integer"}), ['{"k": 3, "n": 1}', '"no"'])
+    assert table.column("x").to_pylist() == ['{"k": 3, "n": 1}', '"no"']
 
 
 TEMPLATE = """

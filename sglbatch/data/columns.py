@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 
 from sglbatch.data.kinds import NULL, TEXT, Kind, kind_of, merge
 from sglbatch.data.outputrow import RESERVED_COLUMNS, Column, OutputRow
-from sglbatch.data.schema_kinds import fits, kind_of_schema, shaped
+from sglbatch.data.schema_kinds import fits, json_parts, kind_of_schema, shaped, with_json_text
 from sglbatch.data.values import clean_text, convert, normalise, text_bytes, to_json
 from sglbatch.types import VarType
 
@@ -36,7 +36,7 @@ class OutputColumn:
     """A column of the output.
 
     Args:
-        kind: what it holds; ``json`` is JSON text in Parquet.
+        kind: what it holds; ``json``, also inside, is JSON text in Parquet.
         is_enum: text of few distinct values (a dictionary in Parquet).
         is_large: its text may pass what 32-bit offsets hold.
     """
@@ -46,6 +46,7 @@ class OutputColumn:
     kind: Kind
     is_enum: bool
     is_large: bool
+    has_json: bool
 
 
 @dataclass(kw_only=True, slots=True)
@@ -54,12 +55,15 @@ class _Learned:
 
     declared: VarType | None
     kind: Kind = NULL
+    fits_schema: bool = True
     num_text_bytes: int = 0
     notes: Counter[str] = field(default_factory=Counter)
 
     def add(self, value: Any) -> None:
         value = _typed(value, self.notes, self.declared)
         self.kind = merge(self.kind, kind_of(value))
+        schema_kind = _schema_kind(self.declared)
+        self.fits_schema = self.fits_schema and schema_kind is not None and fits(value, schema_kind)
         self.num_text_bytes += text_bytes(value)
 
 
@@ -110,12 +114,15 @@ class ColumnSet:
             notes: counts values that JSON text could not hold as they are.
         """
         record: dict[str, Any] = dict.fromkeys(column.name for column in self.columns)
+
+        def as_text(value: Any) -> Any:
+            return to_json(value, notes) if json_as_text else value
+
         told: Counter[str] = Counter()  # the first pass has told of these
         for key, value in _cells(row):
             column = self._by_key[key]
             typed = _typed(value, told, column.declared)
-            as_text = json_as_text and column.kind.tag == "json" and typed is not None
-            record[column.name] = to_json(typed, notes) if as_text else typed
+            record[column.name] = with_json_text(typed, column.kind, as_text) if column.has_json else typed
         return record
 
 
@@ -131,7 +138,7 @@ def _schema_kind(declared: VarType | None) -> Kind | None:
     if declared is None or not declared.schema:
         return None
     kind = kind_of_schema(declared.schema)
-    return Kind(tag="list", item=kind) if kind is not None and declared.is_list else kind
+    return Kind(tag="list", item=kind) if declared.is_list else kind
 
 
 def _cells(row: OutputRow) -> Iterator[tuple[Key, Any]]:
@@ -162,7 +169,7 @@ def _finish(name: str, learned: _Learned, warnings: list[str]) -> OutputColumn:
     declared = learned.declared
     kind = learned.kind
     schema_kind = _schema_kind(declared)
-    if schema_kind is not None and fits(kind, schema_kind):
+    if schema_kind is not None and learned.fits_schema:
         kind = schema_kind
     elif kind.tag == "null":
         kind = _declared_kind(declared)
@@ -170,9 +177,12 @@ def _finish(name: str, learned: _Learned, warnings: list[str]) -> OutputColumn:
         reason = kind.reason or "has other values"
         shape = f"a list of {declared.kind}" if declared.is_list else declared.kind
         kind = Kind(tag="json", reason=f"is declared {shape} but {reason}")
+    json_in = json_parts(kind)
     if kind.tag == "json":
         warnings.append(f"column {name!r} {kind.reason}: it has no one type (JSON text in Parquet)")
-    growth = _JSON_GROWTH if kind.tag == "json" else 1
+    elif json_in:
+        warnings.append(f"column {name!r} has no one type for {', '.join(json_in)} (JSON text in Parquet)")
+    growth = _JSON_GROWTH if json_in else 1
     is_enum = kind.is_enum or (declared is not None and declared.kind == "enum" and kind.tag == "text")
     return OutputColumn(
         name=name,
@@ -180,6 +190,7 @@ def _finish(name: str, learned: _Learned, warnings: list[str]) -> OutputColumn:
         kind=kind,
         is_enum=is_enum,
         is_large=learned.num_text_bytes * growth > _LARGE_BYTES,
+        has_json=bool(json_in),
     )
 
 
