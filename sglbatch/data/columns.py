@@ -100,6 +100,7 @@ class ColumnSet:
                 learned[key].add(value)
             finish_names.update(dict.fromkeys(clean_text(name, Counter()) for name in row.finish))
             means_names.update(dict.fromkeys(clean_text(name, Counter()) for name in row.means))
+        finish_names.update(dict.fromkeys(clean_text(column.name, Counter()) for column in columns if column.asked))
         keys = sorted(learned, key=lambda key: key[0])
         warnings: list[str] = []
         names = _distinct_names(keys, warnings)

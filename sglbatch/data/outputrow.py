@@ -14,10 +14,16 @@ RESERVED_COLUMNS: Final = ("_return", "_error", "_finish", "_usage")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Column:
-    """A variable of the program. ``declared`` None: its type is found from its values."""
+    """A variable of the program.
+
+    Args:
+        declared: None: its type is found from its values.
+        asked: an answer was to set it: ``_finish`` has a place for it, though maybe no row has a reason there.
+    """
 
     name: str
     declared: VarType | None = None
+    asked: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -27,7 +27,7 @@ class FinishedRow:
         key: the row's key; "" for a row that could not be read.
         values: the variables.
         returned: what the program returned; None when it returned nothing.
-        dtypes: the variables' declared types.
+        dtypes: the variables' declared types; of those that an error kept from being set too.
         means: how an endpoint was brought to choose each select's value.
         cut: max_tokens cut one of its answers.
         answer_spans: of the transcript, see ``Outcome``; not kept on disk.

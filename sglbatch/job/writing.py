@@ -11,7 +11,6 @@ from sglbatch.errors import SglbatchError
 from sglbatch.job.config import RunConfig
 from sglbatch.job.rows import FinishedRow, RowStore
 from sglbatch.lang.vartypes import merge_types
-from sglbatch.types import VarType
 
 TRANSCRIPT_COLUMN = "_transcript"
 
@@ -41,25 +40,28 @@ def write_rows(target: Path, store: RowStore, *, inputs: Rows | None, config: Ru
     Raises:
         SglbatchError: ``cannot-write``; ``column-collision`` when a kept column and a variable have the same name.
     """
-    declared = _declared_types(store)
+    columns = _columns(store)
     kept = kept_columns(config, inputs.columns) if inputs else []
-    names = check_collisions(kept, [*declared, *extra_columns(config)], config.keep_prefix)
+    names = check_collisions(kept, [*columns, *extra_columns(config)], config.keep_prefix)
 
     def rows() -> Iterator[OutputRow]:
         for row in store:
             yield _output_row(row, config=config, kept=_kept_values(inputs, row.index, names))
 
-    return write_output(target, rows, columns=[Column(name=name, declared=kind) for name, kind in declared.items()])
+    return write_output(target, rows, columns=list(columns.values()))
 
 
-def _declared_types(store: RowStore) -> dict[str, VarType | None]:
-    """Every variable of any row, with the type that all rows which declare one agree on."""
-    types: dict[str, VarType | None] = {}
+def _columns(store: RowStore) -> dict[str, Column]:
+    """Every variable of any row, set or not, with the type that all rows which declare one agree on."""
+    columns: dict[str, Column] = {}
     for row in store:
-        for name in row.values:
-            declared, known = row.dtypes.get(name), types.get(name)
-            types[name] = merge_types(declared, known) if declared and known else declared or known
-    return types
+        for name in row.dtypes | row.values:
+            before = columns.get(name, Column(name=name))
+            declared, known = row.dtypes.get(name), before.declared
+            kind = merge_types(declared, known) if declared and known else declared or known
+            asked = before.asked or name not in row.values
+            columns[name] = Column(name=name, declared=kind, asked=asked)
+    return columns
 
 
 def extra_columns(config: RunConfig) -> list[str]:

@@ -22,6 +22,7 @@ class Outcome:
 
     Args:
         values: named variables of the root state; generated ones are text, ``dtypes`` says what they spell.
+        dtypes: also of variables that an error kept from being set.
         returned: what the function returned (None when it returned nothing, or a state).
         finish: finish reason of each generated variable.
         means: how an endpoint was brought to choose each select's value.
@@ -51,6 +52,7 @@ def outcome_of(root: Stream, *, returned: Any, error: ErrorInfo | None, results:
     for result in results:
         usage = usage + result.usage
         cut |= result.finish_reason == "length"
+    lost = {name: _plain_type(kind) for name, kind in root.lost_types.items() if name not in variables}
     return Outcome(
         values={name: _plain(variable) for name, variable in variables.items()},
         returned=strip_guard(returned),
@@ -61,7 +63,7 @@ def outcome_of(root: Stream, *, returned: Any, error: ErrorInfo | None, results:
         usage=usage,
         transcript=root.text.plain(),
         answer_spans=root.text.answer_spans(),
-        dtypes={name: _plain_type(variable.var_type) for name, variable in variables.items()},
+        dtypes={name: _plain_type(variable.var_type) for name, variable in variables.items()} | lost,
     )
 
 

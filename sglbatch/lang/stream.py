@@ -30,13 +30,14 @@ from sglbatch.lang.operations import (
 )
 from sglbatch.lang.reasoning import split_reasoning
 from sglbatch.lang.variables import Variable, extended, gathered, worst_finish
-from sglbatch.lang.vartypes import type_of_value
+from sglbatch.lang.vartypes import list_of, type_of_value
 from sglbatch.types import (
     CallPath,
     ErrorInfo,
     Generate,
     Result,
     Text,
+    VarType,
 )
 
 
@@ -67,8 +68,9 @@ class Host(Protocol):
 class Stream:
     """State of one branch: its text, its variables, and the operations still to come.
 
-    ``lost`` are the variables that will never be set because the stream has failed; ``log`` keeps all that was added
-    where the program is traced; ``answers`` are those of a gen with n > 1 so far, ``positions`` theirs.
+    ``lost`` are the variables that will never be set because the stream has failed, ``lost_types`` the types of those
+    that an answer was to set; ``log`` keeps all that was added where the program is traced; ``answers`` are those of a
+    gen with n > 1 so far, ``positions`` theirs.
     """
 
     host: Host
@@ -90,6 +92,7 @@ class Stream:
     positions: list[int] = field(default_factory=list)
     error: ErrorInfo | None = None
     lost: set[str] = field(default_factory=set)
+    lost_types: dict[str, VarType] = field(default_factory=dict)
     joiner: Stream | None = None
     ahead: deque[Result] = field(default_factory=deque)
     known: Result | None = None
@@ -274,6 +277,8 @@ class Stream:
             self.position = min(self.positions)  # whichever of n answers came last
             self.positions.clear()
         if result.error is not None:
+            if ask.name is not None:
+                self.lost_types[ask.name] = ask.var_type
             self.fail(result.error)
             return
         value = self._take(ask.question, results[0])
@@ -336,6 +341,7 @@ class Stream:
     def fail(self, error: ErrorInfo) -> None:
         """End the stream: branches that have not started fail with it, a join on it fails too."""
         self.error = error
+        self.lost_types = self._asked_types()
         if self.waiting is not None and self.waiting.name is not None:
             self.lost.add(self.waiting.name)
         self.waiting = None
@@ -353,6 +359,25 @@ class Stream:
         self.num_joins = 0
         if self.joiner is not None:
             self.host.touch(self.joiner)
+
+    def _asked_types(self) -> dict[str, VarType]:
+        """The types of the variables that answers still to come were to set, those of branches to be joined too."""
+        types = dict(self.lost_types)
+        for operation in [*([] if self.waiting is None else [self.waiting]), *self.queue]:
+            match operation:
+                case Ask(name=str(name), var_type=var_type):
+                    types[name] = var_type
+                case SplitReasoning(name=name) if name in types:
+                    types[reasoning_name(name)] = types[name]
+                case Join(children=children, mode="gather_variable"):
+                    for child in children:
+                        types.update((name, list_of(kind)) for name, kind in child._all_asked_types().items())
+        return types
+
+    def _all_asked_types(self) -> dict[str, VarType]:
+        """Also of the answers that were there, so that it does not matter when they came."""
+        had = {name: self.variables[name] for name in self.written}
+        return {name: v.var_type for name, v in had.items() if v.meta is not None} | self._asked_types()
 
     # --- fork and join ---
 
