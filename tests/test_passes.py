@@ -19,8 +19,9 @@ from sglbatch.engine.sequence import Step
 from sglbatch.errors import ModelError
 from sglbatch.models import resolve_model
 from sglbatch.tokenizer import Tokenizer
-from sglbatch.types import Choose, Constraint, Generate, Operation, Request, Result, Text
+from sglbatch.types import Choose, Constraint, Generate, Operation, Request, Text
 from tests.engine_stub import StubPending, StubRunner, StubTokenizer
+from tests.test_engine_model import run as answers
 from tests.test_scheduler import SCORED_WORK, WORK, check_results, largest, request, run
 
 MILD = Constraint(kind="regex", source=" (northerly|north-east|mild)")
@@ -124,15 +125,6 @@ def real_requests(tokenizer: Tokenizer) -> list[Request]:
         Request(request_id=i, program_id=i, prompt_ids=prompt, operation=operation, seed=i)
         for i, (prompt, operation) in enumerate(asked)
     ]
-
-
-def answers(engine: LocalEngine, requests: list[Request]) -> dict[int, Result]:
-    engine.submit(requests)
-    results: dict[int, Result] = {}
-    while engine.has_unfinished:
-        results |= {r.request_id: r for r in engine.step()}
-        engine.scheduler.check_integrity()
-    return results
 
 
 def test_a_model_that_runs_out_of_memory_halfway(smollm2_dir: Path, smollm2_tokenizer: Tokenizer) -> None:

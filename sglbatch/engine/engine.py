@@ -134,10 +134,9 @@ class LocalEngine:
 
     def _max_decode_rows(self) -> int | None:
         """About half of many decoding rows, so that there are two cohorts; what is more of them waits for a step."""
-        running = self.scheduler.running
-        num_ready = sum(1 for sequence in running if not sequence.in_flight)
-        half = (len(running) + 1) // 2
-        if num_ready > COHORT_SHARE * len(running) and half >= MIN_OVERLAP_TOKENS:
+        num_running, num_ready = len(self.scheduler.running), self.scheduler.num_idle
+        half = (num_running + 1) // 2
+        if num_ready > COHORT_SHARE * num_running and half >= MIN_OVERLAP_TOKENS:
             num_ready = half
         return self._runner.best_rows(num_ready) if num_ready >= MIN_OVERLAP_TOKENS else None
 

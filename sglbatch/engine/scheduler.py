@@ -180,7 +180,12 @@ class Scheduler:
         budget = self.max_batch_tokens
         if self.cut is not None or (self._next_waiting() is not None and len(self.running) < self.config.max_rows):
             return budget
-        return min(budget, sum(1 for s in self.running if not s.in_flight))
+        return min(budget, self.num_idle)
+
+    @property
+    def num_idle(self) -> int:
+        """Decoding rows that are not in flight."""
+        return sum(1 for s in self.running if not s.in_flight)
 
     # --- decode ---
 
