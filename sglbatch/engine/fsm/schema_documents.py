@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import unquote, urldefrag, urljoin
 
+from sglbatch.engine.fsm.schema_keywords import invalid
 from sglbatch.engine.fsm.schema_node import Place
 from sglbatch.errors import ConstraintError, UnsupportedSchemaError
 
@@ -13,6 +15,13 @@ _DRAFTS: Final = {
     **{f"http://json-schema.org/draft/{name}/schema": 2020 for name in ("2019-09", "2020-12")},
     "http://json-schema.org/schema": 7,
 }
+_LATER: Final = {
+    6: ("const", "contains", "propertyNames"),
+    7: ("if",),
+    2020: ("dependentRequired", "dependentSchemas", "prefixItems", "unevaluatedItems", "unevaluatedProperties"),
+}
+"""Draft -> keywords that are none before it."""
+
 _DATA_KEYWORDS: Final = frozenset({"enum", "const", "default", "examples", "example"})
 
 
@@ -29,6 +38,7 @@ class Documents:
         self._places: dict[tuple[int, str], Place] = {}
         self._resources: dict[str, Place] = {}
         self._anchors: dict[str, Place] = {}
+        self._in_draft: dict[Place, Place] = {}
         self.root = self._place(document, "#", "", self._draft(document, "#", default=draft))
         self._index(self.root)
         self._resources.setdefault("", self.root)
@@ -40,11 +50,28 @@ class Documents:
             place = self._place(schema, f"{place.path}/{_escaped(step)}", place.base, place.draft)
         return place
 
+    def children(self, place: Place, keyword: str, *, may_be_empty: bool = False) -> list[Place]:
+        """The schemas in the list below a keyword."""
+        schemas = place.schema[keyword]
+        if not isinstance(schemas, list) or not (schemas or may_be_empty):
+            raise invalid(place, keyword, "it must be a list of schemas")
+        return [self.child(place, keyword, i) for i in range(len(schemas))]
+
+    def in_its_draft(self, place: Place) -> Place:
+        """The schema without keywords that came after its draft."""
+        later = {keyword for since, words in _LATER.items() if place.draft < since for keyword in words}
+        if not later or not isinstance(place.schema, dict) or not later & place.schema.keys():
+            return place
+        if place not in self._in_draft:
+            known = {keyword: value for keyword, value in place.schema.items() if keyword not in later}
+            self._in_draft[place] = replace(place, schema=known)
+        return self._in_draft[place]
+
     def resolve(self, place: Place) -> Place:
         """What the place's ``$ref`` points at."""
         reference = place.schema["$ref"]
         if not isinstance(reference, str):
-            raise ConstraintError("invalid-schema", f"{place.path}/$ref: it must be text", hint="correct the schema")
+            raise invalid(place, "$ref", "it must be text")
         url, fragment = urldefrag(urljoin(_reference_base(place), reference))
         if url not in self._resources:
             raise UnsupportedSchemaError("$ref", place.path, f"{reference!r} is outside the schema: nothing is fetched")

@@ -47,6 +47,18 @@ _NEVER: Final = Place(False, "#", "", 2020)
 NO_VALUE: Final[Conj] = frozenset([(_NEVER, True)])
 
 
+def satisfying(place: Place) -> Conj:
+    """The values that satisfy one schema."""
+    if place.schema is True or place.schema == {}:
+        return ANY_VALUE
+    return NO_VALUE if place.schema is False else frozenset([(place, True)])
+
+
+def breaking(place: Place) -> Conj:
+    """The values that do not satisfy it."""
+    return frozenset([(place, False)])
+
+
 @dataclass(frozen=True, eq=False)
 class ArraySpec:
     """Arrays: ``prefix`` for the first items, ``rest`` for the others.
@@ -135,6 +147,40 @@ def of_types(types: Iterable[str]) -> Node:
         arrays=ANY.arrays if "array" in names else (),
         objects=ANY.objects if "object" in names else (),
     )
+
+
+NodeOf: TypeAlias = Callable[[Place, bool], Node]
+"""Reads one schema: what satisfies it (True), or what breaks it (False)."""
+
+
+def only(
+    *,
+    numbers: Iterable[NumberSet] = ANY.numbers,
+    strings: Iterable[TextSet] = ANY.strings,
+    arrays: Iterable[ArraySpec] = ANY.arrays,
+    objects: Iterable[ObjectSpec] = ANY.objects,
+) -> Node:
+    """Any value, but of the types that are given only these."""
+    return Node(
+        null=True,
+        bools=ANY.bools,
+        numbers=tuple(numbers),
+        strings=tuple(strings),
+        arrays=tuple(arrays),
+        objects=tuple(objects),
+    )
+
+
+def finite_values(node: Node) -> list[Any] | None:
+    """The values as Python ones, when they are few and no arrays or objects."""
+    if node.arrays or node.objects or any(n.values is None for n in node.numbers):
+        return None
+    if any(s.words is None for s in node.strings):
+        return None
+    words = {w for s in node.strings for w in s.words or ()}
+    numbers = {v for n in node.numbers for v in n.values or ()}
+    found = [*sorted(words), *sorted(numbers), *sorted(node.bools), *([None] if node.null else [])]
+    return found if len(found) <= 64 else None
 
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from itertools import product
 from typing import Final
 
 from sglbatch.engine.fsm.budget import Budget
-from sglbatch.engine.fsm.schema_node import ArraySpec, Conj, Node, ObjectSpec
+from sglbatch.engine.fsm.schema_node import ArraySpec, Conj, Node, ObjectSpec, finite_values
 from sglbatch.engine.fsm.schema_numbers import NumberSet, number_automaton, number_text
 from sglbatch.engine.fsm.schema_parts import (
     INFINITE,
@@ -185,7 +185,8 @@ class ArrayPart:
         self._finite: list[bytes] | None = None
         """The texts of unique items, shortest first."""
         if spec.unique and (spec.most is None or spec.most > 1):
-            values = parts.reader.finite_values(spec.rest) if not spec.prefix and not spec.contains else None
+            plain = not spec.prefix and not spec.contains
+            values = finite_values(parts.reader.node(spec.rest)) if plain else None
             if values is None:
                 raise UnsupportedSchemaError("uniqueItems", spec.path, "only lists of a few known values can be kept")
             texts = [number_text(v).encode() if isinstance(v, Fraction) else json_bytes(v) for v in values]
