@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Final, get_type_hints
@@ -326,9 +327,16 @@ def _run_app() -> int:
 
     Raises:
         SglbatchError: ``usage``.
+        BrokenPipeError: typer would make any, also one of a network's, a silent exit 1 and put wrappers around streams.
     """
+    streams = sys.stdout, sys.stderr
     try:
         code: int | None = app(standalone_mode=False)
+    except SystemExit as ended:
+        sys.stdout, sys.stderr = streams
+        if isinstance(ended.__context__, BrokenPipeError):
+            raise ended.__context__ from None
+        raise
     except _UsageError as error:
         context = getattr(error, "ctx", None)
         raise SglbatchError(

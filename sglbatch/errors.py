@@ -11,6 +11,8 @@ EXIT_MODEL: Final = 3
 EXIT_COST_CAP: Final = 4
 EXIT_BUG: Final = 70
 EXIT_RESUMABLE: Final = 75
+EXIT_BROKEN_PIPE: Final = 128 + 13
+"""As a shell shows that SIGPIPE ended a program: nobody reads what it prints any more."""
 
 
 class SglbatchError(Exception):

@@ -198,6 +198,70 @@ def test_models_lists_what_is_cached(tmp_path: Path, smollm2_dir: Path) -> None:
     assert str(smollm2_dir) in line
 
 
+def unread(*arguments: str, cwd: Path, errors: bool = False) -> tuple[int, str]:
+    """The exit status and stderr of a command whose stdout, or stderr too, goes into a pipe that nobody reads."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "sglbatch", *arguments],
+            cwd=cwd,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=writer,
+            stderr=writer if errors else subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=240,
+        )
+    finally:
+        os.close(writer)
+    return done.returncode, done.stderr or ""
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["run", "--help"], ["models"], ["doctor"], ["init", "multiple_choice"]]
+)
+def test_a_closed_stdout_ends_a_command_quietly(tmp_path: Path, arguments: list[str]) -> None:
+    """As ``sglbatch ... | head -1``: 141, as a shell shows SIGPIPE."""
+    assert unread(*arguments, cwd=tmp_path) == (141, "")
+
+
+def test_a_closed_stdout_costs_no_work(tmp_path: Path, smollm2_dir: Path) -> None:
+    (tmp_path / "t.py").write_text('import sglbatch as sgl\n\n@sgl.function\ndef f(s, a):\n    s["b"] = a + 1\n')
+    (tmp_path / "d.jsonl").write_text('{"a": 1}\n{"a": 2}\n')
+    (tmp_path / "s.json").write_text('{"type": "integer"}')
+    base = ("t.py", "d.jsonl", "--model", str(smollm2_dir), "-o", "out.jsonl")
+    for arguments in (("plan", *base), ("plan", *base, "--json"), ("plan", *base, "--graph", "text"), ("run", *base)):
+        code, said = unread(*arguments, cwd=tmp_path)
+        assert code == 141 and "error" not in said and "Traceback" not in said
+    assert [row["b"] for row in rows(tmp_path / "out.jsonl")] == [2, 3]
+    assert "nothing to do" in sglbatch("run", *base, cwd=tmp_path).stderr
+    export = ("export", "out.jsonl", "-o", "copy.jsonl")
+    for arguments in (("status", "out.jsonl"), ("report", "out.jsonl", "--json"), export, ("check", "s.json")):
+        assert unread(*arguments, cwd=tmp_path) == (141, "")
+    assert rows(tmp_path / "copy.jsonl") == rows(tmp_path / "out.jsonl")
+
+
+@pytest.mark.parametrize("arguments", [["status", "none.jsonl"], ["nonsense"], []])
+def test_a_closed_stderr_is_no_bug(tmp_path: Path, arguments: list[str]) -> None:
+    assert unread(*arguments, cwd=tmp_path, errors=True) == (141, "")
+
+
+def test_a_broken_pipe_elsewhere_is_an_error_that_is_told(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.argv = ['sglbatch', 'status', 'x']\n"
+        "from sglbatch.job import commands\n"
+        "def lose(*a, **k): raise BrokenPipeError(32, 'Broken pipe')\n"
+        "commands.status = lose\n"
+        "from sglbatch.cli import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 3 and "error[environment]: Broken pipe" in done.stderr
+
+
 @pytest.mark.parametrize("debug", [False, True])
 def test_a_bug_exits_70_and_says_where_to_report_it(tmp_path: Path, debug: bool) -> None:
     code = (

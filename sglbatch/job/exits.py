@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import select
 import signal
 import sys
 import traceback
 from collections.abc import Callable
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
-from sglbatch.errors import EXIT_BUG, EXIT_MODEL, SglbatchError
+from sglbatch.errors import EXIT_BROKEN_PIPE, EXIT_BUG, EXIT_MODEL, SglbatchError
 
 
 def guarded(command: Callable[[], int]) -> NoReturn:
@@ -21,13 +23,31 @@ def guarded(command: Callable[[], int]) -> NoReturn:
     # Until a job listens itself, a signal may end the process at once, with the exit status that a shell shows as 130.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
+        code = _status(command, debug)
+    except BrokenPipeError:
+        _discard_output()
+        code = EXIT_BROKEN_PIPE
+    raise SystemExit(code)
+
+
+def _status(command: Callable[[], int], debug: bool) -> int:
+    """The exit status of a command, whose error has been told.
+
+    Raises BrokenPipeError where nobody reads what it or its error prints.
+    """
+    try:
         code = command()
+        for stream in _streams():
+            stream.flush()  # not first at the interpreter's end, where it is too late for an exit status
+        return code
     except SglbatchError as error:
         _tell(error.render(), debug)
-        _leave(error.exit_code)
+        return error.exit_code
     except OSError as error:
+        if isinstance(error, BrokenPipeError) and _unread():
+            raise
         _tell(environment_error(error).render(), debug)
-        _leave(EXIT_MODEL)
+        return EXIT_MODEL
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # noqa: BLE001 - the last line of defence: exit code 70 instead of Python's 1
@@ -37,8 +57,7 @@ def guarded(command: Callable[[], int]) -> NoReturn:
             "the same command and --debug. A job is not lost: the same command continues it.",
             debug,
         )
-        _leave(EXIT_BUG)
-    _leave(code)
+        return EXIT_BUG
 
 
 def environment_error(error: OSError) -> SglbatchError:
@@ -57,9 +76,32 @@ def _tell(text: str, debug: bool) -> None:
         traceback.print_exc()
     from sglbatch.planner import escape_controls  # only now: it brings numpy
 
-    print("\n".join(map(escape_controls, text.split("\n"))), file=sys.stderr)
+    print("\n".join(map(escape_controls, text.split("\n"))), file=sys.stderr, flush=True)
 
 
-def _leave(code: int) -> NoReturn:
-    sys.stderr.flush()
-    raise SystemExit(code)
+def _streams() -> list[TextIO]:
+    """Those of stdout and stderr that were open when the process began."""
+    return [stream for stream in (sys.stdout, sys.stderr) if stream is not None]
+
+
+def _unread() -> list[TextIO]:
+    """Those whose reader has gone."""
+    return [stream for stream in _streams() if _has_lost_its_reader(stream)]
+
+
+def _has_lost_its_reader(stream: TextIO) -> bool:
+    try:
+        descriptor = stream.fileno()
+    except (OSError, ValueError):  # kept in memory
+        return False
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+
+
+def _discard_output() -> None:
+    """What is still buffered goes nowhere; else Python complains of it at the end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in _unread():
+        os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
