@@ -160,6 +160,17 @@ def test_changes_are_listed_field_by_field() -> None:
     ]
 
 
+def test_a_schema_counts_by_its_content_and_not_by_its_file(tmp_path: Path) -> None:
+    old = manifest(schema='{"type": "integer"}', schema_file=Path("s.json"))
+    assert changes(old, manifest(schema='{"type": "integer"}', schema_file=Path("copy.json"))) == []
+    old.save(tmp_path / "manifest.json")
+    assert Manifest.load(tmp_path / "manifest.json").config.schema_file == Path("s.json").absolute()
+    value = json.loads((tmp_path / "manifest.json").read_text())
+    del value["options"]["schema_file"]  # as earlier versions wrote it
+    (tmp_path / "manifest.json").write_text(json.dumps(value))
+    assert changes(Manifest.load(tmp_path / "manifest.json"), old) == []
+
+
 @pytest.mark.parametrize(
     ("text", "code"), [("{", "job-damaged"), ('{"version": 99}', "job-version"), ("{}", "job-damaged")]
 )

@@ -72,7 +72,7 @@ class RunConfig:
         max_calls_per_row: a row that wants more fails.
         reorder: names of the template's ``any_order`` texts that come first, in this order.
         temperature, max_tokens: defaults for calls that name none; None leaves the template's.
-        schema: JSON text of the schema for the template's last gen.
+        schema: JSON text of the schema for the template's last gen; schema_file: where it was read, for errors.
         complete: constrained texts end the shortest way where max_tokens gets scarce.
         allow_unenforced: what a schema cannot enforce is only validated, and counted.
         choice_decoding: of ``CHOICE_DECODING``; how a constraint's choice among few texts is decided.
@@ -108,6 +108,7 @@ class RunConfig:
     max_batch_tokens: int | None = None
     reserve: str = "soft"
     schema: str | None = None
+    schema_file: Path | None = None
     complete: bool = False
     allow_unenforced: bool = False
     choice_decoding: str = "exact"
@@ -154,6 +155,7 @@ class RunConfig:
             "template": str(self.template.absolute()),
             "data": [_absolute(path) for path in self.data],
             "output": self.output and str(self.output.absolute()),
+            "schema_file": self.schema_file and str(self.schema_file.absolute()),
             "max_failures": str(self.max_failures),
             "keep": list(self.keep),
             "save": list(self.save),
@@ -171,6 +173,7 @@ class RunConfig:
                 "template": Path(value["template"]),
                 "data": tuple(value["data"]),
                 "output": value["output"] and Path(value["output"]),
+                "schema_file": Path(value["schema_file"]) if value.get("schema_file") else None,
                 "max_failures": MaxFailures.parse(value["max_failures"]),
                 "keep": tuple(value["keep"]),
                 "save": tuple(value["save"]),
@@ -183,6 +186,7 @@ NOT_IDENTITY: Final = frozenset(
     {
         "template",
         "output",
+        "schema_file",
         "device",
         "dtype",
         "kv_tokens",
@@ -205,11 +209,12 @@ NOT_IDENTITY: Final = frozenset(
     }
 )
 """Options that change how or where a job runs and nothing of what it computes. (``template`` counts by its
-content, ``base_url`` by the model's identity.)"""
+content, as ``schema_file`` does, ``base_url`` by the model's identity.)"""
 
 MAY_MEND: Final = NOT_IDENTITY - {
     "template",
     "output",
+    "schema_file",
     "time_limit_s",
     "max_failures",
     "price",
@@ -234,7 +239,8 @@ def config_of(**options: Any) -> RunConfig:
         "max_failures": MaxFailures.parse,
         "schema": lambda path: read_schema(path) if path else None,
     }
-    return RunConfig(**{name: readers[name](value) if name in readers else value for name, value in options.items()})
+    values = {name: readers[name](value) if name in readers else value for name, value in options.items()}
+    return RunConfig(**values, schema_file=options.get("schema"))
 
 
 def read_schema(path: Path) -> str:

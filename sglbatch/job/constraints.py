@@ -18,14 +18,15 @@ def check_constraints(calls: Iterable[ModelCall | PendingCall], ready: Prepared)
     """Compiles the job's own constraints, so that a bad one ends it before a model is loaded.
 
     Raises:
-        ConstraintError: naming the template, or --schema.
+        ConstraintError: naming the template, or the file of --schema.
     """
     for _, constraint in _own_constraints(calls, ready):
         try:
             ready.compiler.compile(constraint)
         except ConstraintError as error:
             given = ready.record is not None and constraint.source == ready.record.constraint.source
-            error.where = "--schema" if given else place_of(constraint.source, ready.template.function.source_files)
+            files = ready.template.function.source_files
+            error.where = str(ready.config.schema_file or "--schema") if given else place_of(constraint.source, files)
             raise
 
 

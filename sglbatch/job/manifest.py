@@ -115,7 +115,7 @@ def changes(old: Manifest, new: Manifest) -> list[str]:
     """What is different from last time, one line a field, identity first; [] when nothing is."""
     lines = _differences(old.identity(), new.identity(), note="")
     old_options, new_options = old.config.to_json(), new.config.to_json()
-    shown = NOT_IDENTITY - {"template", "output"}
+    shown = NOT_IDENTITY - {"template", "output", "schema_file"}
     lines += _differences(
         {k: old_options[k] for k in sorted(shown)},
         {k: new_options[k] for k in sorted(shown)},
