@@ -60,12 +60,14 @@ class VarType:
 
     ``choices`` belongs to ``enum``. ``is_list`` says that the value is a list of such values (``n > 1``).
     ``schema`` belongs to ``json``: the JSON Schema of the value as JSON text, "" for any value.
+    ``quoted`` belongs to ``text``: the program's text is a string in quotes, which its row's result leaves out.
     """
 
     kind: Literal["text", "int", "float", "bool", "enum", "json"]
     choices: tuple[str, ...] = ()
     is_list: bool = False
     schema: str = ""
+    quoted: bool = False
 
 
 # --- what a call asks for ----------------------------------------------------------------------

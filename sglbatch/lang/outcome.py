@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from sglbatch.errors import SglbatchError
 from sglbatch.lang.calls import ProgramError
 from sglbatch.lang.guard import strip_guard
 from sglbatch.lang.stream import Stream
 from sglbatch.lang.variables import Variable
+from sglbatch.lang.vartypes import DTYPE_REGEX
 from sglbatch.types import ErrorInfo, Result, Usage, VarType
+
+_QUOTED: Final = re.compile(DTYPE_REGEX["str"])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,7 +25,8 @@ class Outcome:
     """One finished row. After an error it holds what had been gathered until then.
 
     Args:
-        values: named variables of the root state; generated ones are text, ``dtypes`` says what they spell.
+        values: named variables of the root state; generated ones are text, ``dtypes`` says what they spell. Strings
+            in quotes (``gen(dtype=str)``) are without them.
         dtypes: also of variables that an error kept from being set.
         returned: what the function returned (None when it returned nothing, or a state).
         finish: finish reason of each generated variable.
@@ -68,11 +73,21 @@ def outcome_of(root: Stream, *, returned: Any, error: ErrorInfo | None, results:
 
 
 def _plain(variable: Variable) -> Any:
-    return variable.value if variable.generated else strip_guard(variable.value)
+    value = variable.value if variable.generated else strip_guard(variable.value)
+    return _without_quotes(value) if variable.var_type.quoted else value
+
+
+def _without_quotes(value: Any) -> Any:
+    """What strings in quotes spell, also those of a list."""
+    if isinstance(value, list):
+        return [_without_quotes(item) for item in value]
+    return value[1:-1] if type(value) is str and _QUOTED.fullmatch(value) else value
 
 
 def _plain_type(var_type: VarType) -> VarType:
-    return replace(var_type, choices=strip_guard(var_type.choices)) if var_type.choices else var_type
+    if not var_type.choices and not var_type.quoted:
+        return var_type
+    return replace(var_type, choices=strip_guard(var_type.choices), quoted=False)
 
 
 def describe(error: BaseException, source: Path) -> ErrorInfo:

@@ -80,7 +80,8 @@ def gen(  # noqa: PLR0917  the language's own order
         logprob_start_len: also ``input_token_logprobs``, from this token of the prompt on.
         top_logprobs_num: also ``output_top_logprobs``: so many of the likeliest tokens in each place.
         return_text_in_logprobs: with the tokens' text.
-        dtype: int, float, bool or str (quoted): constrains the text; the variable stays text, its column is typed.
+        dtype: int, float, bool or str (a string in quotes): constrains the text; the variable stays text, its column
+            is typed, a str's without the quotes.
         choices_method: see ``select``.
         regex: the whole text must match.
         json_schema: a dict, JSON text, a pydantic model or a type; the text is JSON that satisfies it, and is checked
@@ -193,7 +194,7 @@ def _constraint(regex: str | None, dtype: type | str | None, json_schema: Any) -
         "int": VarType(kind="int"),
         "float": VarType(kind="float"),
         "bool": VarType(kind="bool"),
-        "str": VarType(kind="text"),
+        "str": VarType(kind="text", quoted=True),
     }
     return Constraint(kind="regex", source=source), kinds[str(name)]
 

@@ -16,7 +16,7 @@ DTYPE_REGEX: Final = MappingProxyType(
         "str": r'"[^"\\\n\r\t]{0,200}"',
     }
 )
-"""What ``gen(dtype=...)`` constrains the text to. Integers fit 64 bits; a str is quoted."""
+"""What ``gen(dtype=...)`` constrains the text to. Integers fit 64 bits; a str is in quotes and has none inside."""
 
 CHOICELESS: Final = frozenset(DTYPE_REGEX[name] for name in ("int", "float", "str"))
 """Those of them that never leave a choice among few texts."""
@@ -41,5 +41,7 @@ def type_of_value(value: Any) -> VarType:
 
 
 def merge_types(left: VarType, right: VarType) -> VarType:
-    """The type of a column that holds both."""
+    """The type of a column that holds both; a text keeps its quotes beside one that may have none."""
+    if left != right:
+        left, right = replace(left, quoted=False), replace(right, quoted=False)
     return left if left == right else VarType(kind="json", is_list=left.is_list and right.is_list)
