@@ -27,7 +27,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from sglbatch.data import Row, open_rows
 from sglbatch.engine.engine import LocalEngine
-from sglbatch.engine.loader import make_engine
+from sglbatch.engine.loader import default_batch_tokens, make_engine
 from sglbatch.engine.model_runner import ATTENTION_NAME
 from sglbatch.job.config import RunConfig
 from sglbatch.job.execution import Execution, Surroundings
@@ -110,14 +110,45 @@ class Watched:
     """The engine as the job's backend, with a log of its steps.
 
     Attributes:
-        steps: (seconds, tokens, pieces) of each.
+        steps: (begin, seconds, tokens, pieces) of each, as the processor sees it.
         first_submit: when the first requests came.
     """
 
     def __init__(self, engine: LocalEngine) -> None:
         self._engine = engine
-        self.steps: list[tuple[float, int, int]] = []
+        self._events: list[list[torch.Event]] = []
+        self.steps: list[tuple[float, float, int, int]] = []
         self.first_submit: float | None = None
+
+    def device_s(self) -> list[tuple[float, float]]:
+        """For each step how long the device had waited before it, and how long it worked on it, in seconds.
+
+        A step's launches stand between two events. What the device waits for among them counts as work.
+        """
+        end, times = 0.0, []
+        for events in self._events:
+            before, after = (self._events[0][0].elapsed_time(event) / 1000 for event in events)
+            times.append((round(before - end, 5), round(after - before, 5)))
+            end = after
+        return times
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        """Puts events around what a step launches."""
+        launch = self._engine._passes.launch
+
+        def timed(*args: Any) -> Any:
+            events = [torch.Event("cuda", enable_timing=True) for _ in range(2)]
+            events[0].record()
+            pending = launch(*args)
+            events[1].record()
+            self._events.append(events)
+            return pending
+
+        if torch.cuda.is_available():
+            self._engine._passes.launch = timed  # type: ignore[method-assign]
+        yield
+        self._engine._passes.launch = launch  # type: ignore[method-assign]
 
     @property
     def identity(self) -> str:
@@ -145,10 +176,11 @@ class Watched:
 
     def step(self) -> list[Result]:
         begin = time.perf_counter()
-        results = self._engine.step()
+        with self._timed():
+            results = self._engine.step()
         launched = self._engine._in_flight[0] if self._engine._in_flight else None
         size = (launched.num_tokens, len(launched.pieces)) if launched else (0, 0)
-        self.steps.append((round(time.perf_counter() - begin, 4), *size))
+        self.steps.append((round(begin, 4), round(time.perf_counter() - begin, 4), *size))
         return results
 
     def finish_program(self, program_id: int) -> None:
@@ -230,8 +262,10 @@ def run_workload(engine: LocalEngine, ready: Prepared, asked: Sequence[dict[str,
     assert computed - recomputed == plan.unique_tokens, (computed, recomputed, plan.unique_tokens)
     assert after.prompt_tokens - before.prompt_tokens == plan.num_tokens
     assert watched.first_submit is not None
+    device = watched.device_s()
     return {
         "seconds": round(end - start, 3),
+        "device_wait_s": round(sum(wait for wait, _ in device), 3),
         "start_s": round(started - start, 3),
         "first_submit_s": round(watched.first_submit - start, 3),
         "rows": len(rows),
@@ -246,7 +280,7 @@ def run_workload(engine: LocalEngine, ready: Prepared, asked: Sequence[dict[str,
         "steps": after.steps - before.steps,
         "jumped_tokens": engine.num_jumped_tokens - jumped,
         "plan": plan,
-        "step_log": watched.steps,
+        "step_log": {"steps": [(round(begin - start, 4), *rest) for begin, *rest in watched.steps], "device": device},
     }
 
 
@@ -266,7 +300,7 @@ def main() -> None:
     parser.add_argument("--shape", default="llama-8b", choices=sorted(SHAPES))
     parser.add_argument("--limit", type=int)
     parser.add_argument("--kv-tokens", type=int)
-    parser.add_argument("--max-batch-tokens", type=int, default=8192)
+    parser.add_argument("--max-batch-tokens", type=int, help="default: as a run")
     parser.add_argument("--max-rows", type=int, default=4096)
     parser.add_argument("--reserve", default="soft", choices=["soft", "full"])
     parser.add_argument("--no-jump-forward", action="store_true", help="forced tokens take a step each")
@@ -292,7 +326,7 @@ def main() -> None:
         model,
         tokenizer,
         kv_tokens=args.kv_tokens,
-        max_batch_tokens=args.max_batch_tokens,
+        max_batch_tokens=args.max_batch_tokens or default_batch_tokens(torch.device(device)),
         max_rows=args.max_rows,
         reserve=args.reserve,
         retain=False,
@@ -321,7 +355,16 @@ def main() -> None:
         table.append(line)
         if args.out:
             args.out.write_text(json.dumps({"machine": machine(), "results": table}, indent=1))
-        shown = ("workload", "seconds", "floor_s", "start_s", "first_submit_s", "hit_rate", "best_hit_rate")
+        shown = (
+            "workload",
+            "seconds",
+            "floor_s",
+            "start_s",
+            "first_submit_s",
+            "device_wait_s",
+            "hit_rate",
+            "best_hit_rate",
+        )
         numbers = ("recomputed_tokens", "out_tokens", "jumped_tokens", "steps")
         print({name: line[name] for name in (*shown, *numbers)}, flush=True)
 

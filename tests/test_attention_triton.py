@@ -13,6 +13,7 @@ pytest.importorskip("triton", reason="triton has no build for this platform")
 
 from sglbatch.engine.attention.torch import AttentionKind, TorchAttention
 from sglbatch.engine.attention.triton import TritonAttention
+from sglbatch.engine.batch import CausalWork, FlatBatch, SharedWork, SingleWork
 from sglbatch.engine.engine import LocalEngine
 from sglbatch.engine.model_runner import ATTENTION_NAME, ModelRunner
 from sglbatch.engine.scheduler import SchedulerConfig
@@ -28,10 +29,32 @@ KINDS = {
 }
 
 
+def long_batch() -> FlatBatch:
+    """Works with whole blocks of slots, in no order of slots: a shared node, two causal paths, single rows."""
+    slots = np.random.default_rng(0).permutation(NUM_SLOTS)
+    shared = SharedWork(q_start=0, q_end=37, slots=slots[:200], position=0)
+    causal = [
+        CausalWork(q_start=7, q_end=37, slots=slots[200:330], positions=200 + np.arange(130)),
+        CausalWork(q_start=37, q_end=110, slots=slots[330:560], positions=np.arange(230)),
+    ]
+    singles = SingleWork(rows=np.arange(7), slots=slots[560:581], positions=200 + np.arange(21) % 3, lens=np.full(7, 3))
+    positions = np.concatenate([np.full(7, 202), 300 + np.arange(30), 157 + np.arange(73)])
+    ids = np.zeros_like(positions)
+    return FlatBatch(
+        input_ids=ids, positions=positions, write_slots=ids, shared=[shared], causal=causal, singles=singles
+    )
+
+
 def relative_error(
-    heads: tuple[int, int], sizes: tuple[int, int], kind: AttentionKind, dtype: torch.dtype, *, has_sinks: bool
+    heads: tuple[int, int],
+    sizes: tuple[int, int],
+    kind: AttentionKind,
+    dtype: torch.dtype,
+    *,
+    has_sinks: bool,
+    batch: FlatBatch | None = None,
 ) -> float:
-    batch = mixed_batch(seed=3)
+    batch = mixed_batch(seed=3) if batch is None else batch
     torch.manual_seed(0)
     q = torch.randn(len(batch.input_ids), heads[0], sizes[0], device=DEVICE).to(dtype)
     k, v = (torch.randn(NUM_SLOTS + 1, heads[1], size, device=DEVICE).to(dtype) for size in sizes)
@@ -51,6 +74,12 @@ def test_equals_torch(heads: tuple[int, int], kind: str) -> None:
     assert relative_error(heads, (16, 24), KINDS[kind], torch.float32, has_sinks=kind == "plain") < 1e-5
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_whole_blocks_equal_torch(kind: str) -> None:
+    error = relative_error((8, 2), (16, 24), KINDS[kind], torch.float32, has_sinks=False, batch=long_batch())
+    assert error < 1e-5
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kind", KINDS)
@@ -58,6 +87,7 @@ def test_equals_torch(heads: tuple[int, int], kind: str) -> None:
 def test_compiled_equals_torch(heads: tuple[int, int], size: int, kind: str, dtype: torch.dtype) -> None:
     limit = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 2e-3}[dtype]
     assert relative_error(heads, (size, size), KINDS[kind], dtype, has_sinks=kind == "plain") < limit
+    assert relative_error(heads, (size, size), KINDS[kind], dtype, has_sinks=False, batch=long_batch()) < limit
 
 
 def tiny_engine(kernels: Any) -> LocalEngine:

@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("triton", reason="triton has no build for this platform")
 
 from sglbatch.engine.attention.triton import batch_arrays, list_works
+from sglbatch.engine.attention.worklist import NO_TILE
 from sglbatch.engine.batch import FlatBatch, SharedWork, SingleWork
 from sglbatch.engine.fused.graphs import Bucket
 
@@ -49,6 +50,7 @@ def test_padding_changes_nothing(num_rows: int, num_shared: int) -> None:
     for height in ("wide", "narrow"):
         padding = ints[f"{height}_work"][len(arrays[f"{height}_work"]) :]
         assert (ints["num_rows"][padding] == 0).all() and (ints["num_slots"][padding] == 0).all()
+        assert (ints[f"{height}_index"][len(arrays[f"{height}_work"]) :] == NO_TILE).all()
     num_merged = len(arrays["merge_rows"])
     assert (ints["merge_rows"][num_merged:] == bucket.num_parts - 1).all()
     assert (np.diff(ints["merge_first"][num_merged:]) == 0).all(), "padding rows have no parts"

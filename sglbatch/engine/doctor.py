@@ -8,7 +8,7 @@ import platform
 
 import torch
 
-from sglbatch.engine.loader import DEFAULT_BATCH_TOKENS, choose_device
+from sglbatch.engine.loader import choose_device, default_batch_tokens
 
 
 def examine() -> list[tuple[str, str]]:
@@ -22,7 +22,7 @@ def examine() -> list[tuple[str, str]]:
         ("transformers", _version("transformers")),
         ("triton", _version("triton")),
         ("gpu", _gpu()),
-        ("a run uses", f"{device.type}, steps of {DEFAULT_BATCH_TOKENS[device.type]} tokens"),
+        ("a run uses", f"{device.type}, steps of {default_batch_tokens(device)} tokens"),
     ]
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from functools import partial
 
 from sglbatch.engine.choice import Choice
 from sglbatch.engine.decision import Output
@@ -40,6 +43,10 @@ MAX_FORCED = 256
 MIN_OVERLAP_TOKENS = 256
 """A step of fewer tokens is not worth a launch of its own: its rows wait for those in flight and join them."""
 
+MAX_RESULTS = 256
+"""Results handed on at a time while there is more to launch. A cohort often ends as a whole, and what programs make of
+a thousand results takes longer than the device takes for a step."""
+
 COHORT_SHARE = 2 / 3
 """Of all decoding rows, what one cohort may have: a much smaller one would not cover the processor's work for it."""
 
@@ -73,7 +80,7 @@ class LocalEngine:
         self._owners: dict[Sequence, Generation | Choice | InputScores] = {}
         self._overlap = overlap
         self._in_flight: tuple[Step, Pending] | None = None
-        self._refused: list[Result] = []
+        self._ended: deque[Callable[[], Result]] = deque()
         self._masks: TokenMasks | None = None
         self.compiler = Compiler()
         """What compiles constraints; the caller's, where automata are to be kept on disk."""
@@ -105,11 +112,10 @@ class LocalEngine:
 
     @property
     def has_unfinished(self) -> bool:
-        return bool(self._refused) or self._in_flight is not None or self.scheduler.has_unfinished
+        return bool(self._ended) or self._in_flight is not None or self.scheduler.has_unfinished
 
     def step(self) -> list[Result]:
         """Launches the next step, then takes what the one before it decided (or, without overlap, this one)."""
-        results, self._refused = self._refused, []
         before, self._in_flight = self._in_flight, None
         scheduler = self.scheduler
         if scheduler.has_unfinished and (before is None or scheduler.num_ready() >= MIN_OVERLAP_TOKENS):
@@ -117,8 +123,10 @@ class LocalEngine:
         if before is None and not self._overlap:
             before, self._in_flight = self._in_flight, None
         if before is not None:
-            results += self._land(*before)
-        return results
+            self._land(*before)
+        is_more = self._in_flight is not None or scheduler.has_unfinished
+        num_results = min(len(self._ended), MAX_RESULTS) if is_more else len(self._ended)
+        return [self._ended.popleft()() for _ in range(num_results)]
 
     def _launch(self, before: tuple[Step, Pending] | None) -> tuple[Step, Pending] | None:
         """Schedules and launches a step behind the one in flight."""
@@ -140,11 +148,14 @@ class LocalEngine:
             num_ready = half
         return self._runner.best_rows(num_ready) if num_ready >= MIN_OVERLAP_TOKENS else None
 
-    def _land(self, step: Step, pending: Pending) -> list[Result]:
+    def _land(self, step: Step, pending: Pending) -> None:
         outputs = pending.result()
         self.scheduler.land(step)
-        taken = (self._take(action, output) for action, output in zip(step.actions, outputs, strict=True))
-        return [result for result in taken if result is not None]
+        for action, output in zip(step.actions, outputs, strict=True):
+            self._take(action, output)
+
+    def _refuse(self, request: Request, error: ErrorInfo) -> None:
+        self._ended.append(lambda: Result(request_id=request.request_id, error=error))
 
     def finish_program(self, program_id: int) -> None:
         self.scheduler.finish_program(program_id)
@@ -225,7 +236,7 @@ class LocalEngine:
         """The rows that answer a request; none where it is refused."""
         error = self._misfit(request)
         if error is not None:
-            self._refused.append(Result(request_id=request.request_id, error=error))
+            self._refuse(request, error)
             return []
         if isinstance(request.operation, Generate):
             return self._add_generation(request, request.operation, priority)
@@ -237,8 +248,7 @@ class LocalEngine:
         try:
             guide = self._guide(operation.constraint)
         except ConstraintError as error:
-            info = ErrorInfo(code=error.code, message=error.message)
-            self._refused.append(Result(request_id=request.request_id, error=info))
+            self._refuse(request, ErrorInfo(code=error.code, message=error.message))
             return []
         scores = InputScores.of(request, (*priority, 0))
         sequence = Sequence(request, request.prompt_ids, priority=priority if scores is None else (*priority, 1))
@@ -294,18 +304,20 @@ class LocalEngine:
         owner = self._owners[action.sequence]
         return owner.sampling() if isinstance(owner, Generation) and not action.targets else None
 
-    def _take(self, action: Action, output: Output) -> Result | None:
+    def _take(self, action: Action, output: Output) -> None:
         owner = self._owners[action.sequence]
         if isinstance(owner, Generation):
-            return self._take_token(owner, action, output)
+            self._take_token(owner, action, output)
+            return
         assert isinstance(output, list)
         if isinstance(owner, InputScores):
             self._take_input_score(owner, action.position, output)
-            return None
+            return
         owner.record(action.sequence, action.position, output)
         if action.position == action.sequence.action_positions[-1]:
             self.scheduler.finish_scored(action.sequence)
-        return self._decide(owner) if owner.is_scored else None
+        if owner.is_scored:
+            self._decide(owner)
 
     def _take_input_score(self, scores: InputScores, position: int, logprobs: list[float]) -> None:
         scores.record(position, logprobs)
@@ -314,21 +326,21 @@ class LocalEngine:
             self.scheduler.finish_scored(scores.sequence)
             del self._owners[scores.sequence]
 
-    def _take_token(self, generation: Generation, action: Action, output: Output) -> Result | None:
+    def _take_token(self, generation: Generation, action: Action, output: Output) -> None:
         before = generation.num_sampled
         reason = generation.record(action.node, output) if isinstance(output, list) else generation.accept(output)
         self._num_generated += generation.num_sampled - before
         if reason is None:
-            return None
+            return
         self.num_jumped_tokens += generation.num_jumped
         self.scheduler.finish(generation.sequence)
         del self._owners[generation.sequence]
-        return generation.result(reason)
+        self._ended.append(partial(generation.result, reason))
 
-    def _decide(self, choice: Choice) -> Result:
+    def _decide(self, choice: Choice) -> None:
         result = choice.decide()
         assert result.choice is not None
         self.scheduler.finish_choice(choice.sequences, choice.row_of(result.choice))
         for sequence in choice.sequences:
             del self._owners[sequence]
-        return result
+        self._ended.append(lambda: result)

@@ -24,7 +24,14 @@ KV_MEMORY_SHARE = 0.3
 MAX_DEFAULT_SLOTS = 262_144
 GPU_SPARE_BYTES = 2 << 30
 """Left free on a GPU for libraries' workspaces and fragmentation."""
-DEFAULT_BATCH_TOKENS = {"cpu": 1024, "cuda": 8192}
+CPU_BATCH_TOKENS = 1024
+TOKENS_FOR_MULTIPROCESSOR = 64
+"""A step's tokens for each of a GPU's multiprocessors.
+
+Products are cut into tiles of 128 rows by 256 columns, one for each multiprocessor in a round. With half as many rows
+of tiles as there are multiprocessors (8,448 tokens on an H200) every product whose width is a multiple of 512 takes
+whole rounds.
+"""
 DEFAULT_ROWS = {"cpu": 128, "cuda": 4096}
 SUPPORTED_LAYERS = frozenset({"full_attention", "sliding_attention"})
 BATCH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
@@ -63,7 +70,7 @@ def load_engine(
         model,
         tokenizer,
         kv_tokens=kv_tokens,
-        max_batch_tokens=max_batch_tokens or DEFAULT_BATCH_TOKENS[chosen.type],
+        max_batch_tokens=max_batch_tokens or default_batch_tokens(chosen),
         max_rows=max_rows or DEFAULT_ROWS[chosen.type],
         reserve=reserve,
         retain=retain,
@@ -95,7 +102,7 @@ def make_engine(
         ) from error
     if on_gpu:
         runner.fuse()
-        runner.warm_up()
+        runner.warm_up(max_batch_tokens)
     config = SchedulerConfig(
         num_slots=num_slots,
         max_batch_tokens=max_batch_tokens,
@@ -123,6 +130,13 @@ def choose_device(device: Literal["auto", "cpu", "cuda"]) -> torch.device:
             hint="use --device cpu, or install a CUDA build of torch and a matching driver",
         )
     return torch.device("cuda" if has_gpu and device != "cpu" else "cpu")
+
+
+def default_batch_tokens(device: torch.device) -> int:
+    """Tokens of a step, where the user does not say."""
+    if device.type == "cpu":
+        return CPU_BATCH_TOKENS
+    return TOKENS_FOR_MULTIPROCESSOR * torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def check_architecture(model: LocalModel) -> None:

@@ -24,7 +24,7 @@ from sglbatch.engine.decision import Output, Pending, decide
 from sglbatch.engine.layer_pool import Attention, LayerPool
 from sglbatch.engine.sampler import Sampling
 from sglbatch.engine.sequence import StateRow, Step
-from sglbatch.engine.transfer import to_device
+from sglbatch.engine.transfer import reserve_pinned, to_device
 
 if TYPE_CHECKING:
     from sglbatch.engine.attention.triton import TritonAttention
@@ -192,12 +192,22 @@ class ModelRunner:
             self._graphs = DecodeGraphs(fused, group=self._group, device=self.device, scratch_slot=scratch)
 
     @torch.inference_mode()
-    def warm_up(self) -> None:
-        """Compiles the kernels and captures the graphs, so that no step of a job has to wait for them; on a GPU."""
-        if self._graphs is None:
-            return
-        self._forward(_one_of_each(scratch_slot=len(next(iter(self._pools.values())).k_NKD) - 1), [0])
-        self._graphs.capture_all()
+    def warm_up(self, max_batch_tokens: int) -> None:
+        """Does what would otherwise hold up steps of a job; on a GPU.
+
+        Compiles the kernels, captures the graphs, and takes the memory that the largest step needs, on the device and
+        pinned.
+        """
+        scratch_slot = len(next(iter(self._pools.values())).k_NKD) - 1
+        self._forward(_one_of_each(scratch_slot=scratch_slot), [0])
+        if self._graphs is not None:
+            self._graphs.capture_all()
+        try:
+            states_RH = self._forward(_of_size(max_batch_tokens, scratch_slot=scratch_slot), range(max_batch_tokens))
+            self._logits(states_RH[: MAX_LOGIT_ROWS[self.device.type]])
+        except torch.OutOfMemoryError:
+            pass  # such steps will be run in passes
+        reserve_pinned()
 
     def best_rows(self, num_ready: int) -> int:
         """How many of so many rows that could decode a step should take."""
@@ -246,20 +256,20 @@ class ModelRunner:
             row.stored, row.piece = (kept_RH, i) if i < len(step.new_states) else (new_RH, i), None
         return (torch.cat([new_RH, torch.stack(states)]) if old else new_RH), new + old
 
-    def _forward(self, batch: FlatBatch, rows: list[int]) -> torch.Tensor:
+    def _forward(self, batch: FlatBatch, rows: Sequence[int]) -> torch.Tensor:
         """Final hidden states [R, H] of some flat rows; the batch's keys and values go into the pool."""
         if self._kernels == "torch":
             return self._run_body(batch, TorchAttention(batch, self.device))[rows]
         states_TH = self._graphs.run(batch) if self._graphs is not None else None
         if states_TH is not None:
-            everything = rows == list(range(len(batch.input_ids)))
+            everything = list(rows) == list(range(len(batch.input_ids)))
             return states_TH if everything else states_TH[to_device(rows, self.device)]
         attention = self._triton_attention(batch, rows)
         if self._fused is not None:
             return self._fused(attention.input_ids_T, attention.positions_T, attention, attention.rows_R)
         return self._run_body(batch, attention)[attention.rows_R]
 
-    def _triton_attention(self, batch: FlatBatch, rows: list[int]) -> TritonAttention:
+    def _triton_attention(self, batch: FlatBatch, rows: Sequence[int]) -> TritonAttention:
         from sglbatch.engine.attention.triton import TritonAttention
 
         return TritonAttention.of(batch, self.device, group=self._group, rows=rows, merge_all=self._has_sinks)
@@ -317,6 +327,19 @@ def _one_of_each(*, scratch_slot: int) -> FlatBatch:
         shared=[SharedWork(q_start=0, q_end=num_decoding, slots=context, position=0)],
         causal=[CausalWork(q_start=num_decoding, q_end=num_rows, slots=context, positions=context)],
         singles=singles,
+    )
+
+
+def _of_size(num_rows: int, *, scratch_slot: int) -> FlatBatch:
+    """A batch of one sequence; it writes to the scratch slot alone."""
+    nowhere, zeros = np.full(num_rows, scratch_slot), np.zeros(num_rows, dtype=np.int64)
+    return FlatBatch(
+        input_ids=zeros,
+        positions=zeros,
+        write_slots=nowhere,
+        shared=[],
+        causal=[CausalWork(q_start=0, q_end=num_rows, slots=nowhere, positions=zeros)],
+        singles=SingleWork(rows=nowhere[:0], slots=nowhere[:0], positions=nowhere[:0], lens=nowhere[:0]),
     )
 
 

@@ -50,52 +50,56 @@ def attend_tiles(
     HAS_SOFTCAP: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
 ):
-    """One tile of one key/value head: grid (number of tiles, K)."""
+    """One tile of one key/value head: grid (number of tiles, K). A tile of index NO_TILE has nothing to do."""
     tile, head = tl.program_id(0), tl.program_id(1)
-    work = tl.load(tile_work + tile)
+    work, index = tl.load(tile_work + tile), tl.load(tile_index + tile)
+    if index < 0:  # the padding of a captured step
+        return
     first_row, num_rows = tl.load(work_row + work), tl.load(work_num_rows + work)
     first_slot, num_slots = tl.load(work_slot + work), tl.load(work_num_slots + work)
     causal, part = tl.load(work_causal + work), tl.load(work_part + work)
 
-    pair = tl.load(tile_index + tile) * BLOCK_M + tl.arange(0, BLOCK_M)
+    pair = index * BLOCK_M + tl.arange(0, BLOCK_M)
     row, q_head = pair // G, head * G + pair % G
     is_row = row < num_rows
     # a causal row sees the slots up to its own; without causality every slot
-    limit = tl.where(causal > 0, num_slots - num_rows + row + 1, num_slots)
-    last_row = tl.minimum((tl.load(tile_index + tile) * BLOCK_M + BLOCK_M - 1) // G, num_rows - 1)
-    end = tl.where(causal > 0, num_slots - num_rows + last_row + 1, num_slots)
+    before = tl.where(causal > 0, num_slots - num_rows + 1, num_slots)
+    limit = before + tl.where(causal > 0, row, 0)
+    last_row = tl.minimum((index * BLOCK_M + BLOCK_M - 1) // G, num_rows - 1)
+    end = before + tl.where(causal > 0, last_row, 0)
 
     d, e = tl.arange(0, D_PAD), tl.arange(0, E_PAD)
     q_at = (first_row + row)[:, None].to(tl.int64) * q_stride + q_head[:, None] * D + d[None, :]
     q = tl.load(q_TQD + q_at, mask=is_row[:, None] & (d < D)[None, :], other=0.0)
     if HAS_WINDOW:
         q_position = tl.load(q_positions_T + first_row + row, mask=is_row, other=0)
+    # of scores, to exponents of 2; it goes with the subtraction below, as one multiply-add
+    unit = LOG2E if HAS_SOFTCAP else scale * LOG2E
+    seen_by_all = before + tl.where(causal > 0, index * BLOCK_M // G, 0)
 
-    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
+    top, total = tl.full([BLOCK_M], float("-inf"), tl.float32), tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, E_PAD], tl.float32)
     for begin in range(0, end, BLOCK_N):
         n = begin + tl.arange(0, BLOCK_N)
-        is_slot = n < end
-        slot = tl.load(slots_S + first_slot + n, mask=is_slot, other=0).to(tl.int64)
-        k_at = (slot * K + head)[:, None] * D + d[None, :]
-        k = tl.load(k_NKD + k_at, mask=is_slot[:, None] & (d < D)[None, :], other=0.0)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        at = tl.minimum(n, end - 1)
+        slot = tl.load(slots_S + first_slot + at).to(tl.int64) * K + head
+        k = tl.load(k_NKD + slot[:, None] * D + d[None, :], mask=(d < D)[None, :], other=0.0)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         if HAS_SOFTCAP:
-            ratio = scores / softcap
-            scores = softcap * (2.0 / (1.0 + tl.exp2(ratio * (-2.0 * LOG2E))) - 1.0)
-        seen = n[None, :] < limit[:, None]
+            scores = softcap * (2.0 / (1.0 + tl.exp2(scores * (scale / softcap) * (-2.0 * LOG2E))) - 1.0)
         if HAS_WINDOW:
-            kv_position = tl.load(kv_positions_S + first_slot + n, mask=is_slot, other=0)
-            seen = seen & (kv_position[None, :] > q_position[:, None] - window)
-        scores = tl.where(seen, scores * LOG2E, float("-inf"))
-        new_top = tl.maximum(top, tl.max(scores, 1))
-        base = tl.where(new_top == float("-inf"), 0.0, new_top)
+            kv_position = tl.load(kv_positions_S + first_slot + at)
+            seen = (n[None, :] < limit[:, None]) & (kv_position[None, :] > q_position[:, None] - window)
+            scores = tl.where(seen, scores, float("-inf"))
+        elif begin + BLOCK_N > seen_by_all:
+            scores = tl.where(n[None, :] < limit[:, None], scores, float("-inf"))
+        new_top = tl.maximum(top, tl.max(scores, 1) * unit)
+        # in a window, a row may see nothing of a block; without one, every row sees something of the first
+        base = tl.where(new_top == float("-inf"), 0.0, new_top) if HAS_WINDOW else new_top
         shrink = tl.exp2(top - base)
-        p = tl.exp2(scores - base[:, None])
+        p = tl.exp2(scores * unit - base[:, None])
         total = total * shrink + tl.sum(p, 1)
-        v_at = (slot * K + head)[:, None] * E + e[None, :]
-        v = tl.load(v_NKD + v_at, mask=is_slot[:, None] & (e < E)[None, :], other=0.0)
+        v = tl.load(v_NKD + slot[:, None] * E + e[None, :], mask=(e < E)[None, :], other=0.0)
         acc = acc * shrink[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
         top = new_top
 

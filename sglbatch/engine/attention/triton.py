@@ -22,9 +22,15 @@ from sglbatch.engine.transfer import upload
 WORK_ARRAYS: Final = tuple(f.name for f in fields(WorkList) if f.name != "num_parts")
 
 # Measured on an H200 with 32 / 8 heads of 128: see benchmarks/results.
-WIDE_PAIRS: Final = 64
-WIDE_LAUNCH: Final = {"BLOCK_N": 32, "num_warps": 4, "num_stages": 4}
+WIDE_PAIRS: Final = 128
+WIDE_SLOTS: Final = 64
+WIDE_LAUNCH: Final = {"num_warps": 8, "num_stages": 2}
 NARROW_LAUNCH: Final = {"BLOCK_N": 32, "num_warps": 2, "num_stages": 4}
+HEAD_BYTES: Final = 256
+"""The largest head for which two wide tiles are worked on at a time on a multiprocessor; of larger ones fewer slots are
+loaded at once."""
+TWO_TILES_REGISTERS: Final = 128
+"""Of a thread, so that two wide tiles have room: it costs some spilling and gains more."""
 
 
 class TritonAttention:
@@ -143,13 +149,22 @@ class TritonAttention:
             BLOCK_M=max(WIDE_PAIRS, narrow_pairs(self._group)) if wide else narrow_pairs(self._group),
             HAS_SOFTCAP=kind.softcap is not None,
             HAS_WINDOW=kind.window is not None,
-            **(WIDE_LAUNCH if wide else NARROW_LAUNCH),
+            **(wide_launch(max(D, E) * k_NKD.element_size(), q_TQD.device) if wide else NARROW_LAUNCH),
         )
 
 
 def narrow_pairs(group: int) -> int:
     """Height of the tiles of works with few rows: a whole number of rows, and enough for a matrix product."""
     return max(16, int(triton.next_power_of_2(group)))
+
+
+def wide_launch(head_bytes: int, device: torch.device) -> dict[str, int]:
+    """How wide tiles are launched."""
+    head_bytes = int(triton.next_power_of_2(head_bytes))
+    launch = WIDE_LAUNCH | {"BLOCK_N": max(16, WIDE_SLOTS * HEAD_BYTES // max(HEAD_BYTES, head_bytes))}
+    if device.type == "cuda" and head_bytes <= HEAD_BYTES:
+        launch["maxnreg"] = TWO_TILES_REGISTERS
+    return launch
 
 
 def list_works(batch: FlatBatch, *, group: int, merge_all: bool = False) -> WorkList:

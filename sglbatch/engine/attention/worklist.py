@@ -19,6 +19,8 @@ Ints32 = npt.NDArray[np.int32]
 
 LONG_CONTEXT = 1024
 """Slots after which a work of few rows is cut, so that more programs share the reading."""
+NO_TILE = -1
+"""The index of a padding tile, which has nothing to do."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,7 +1,8 @@
 """The body of a plain decoder-only model (Llama's shape) with fused layers.
 
-It takes the weights of a loaded transformers model: q, k, v and gate, up become one matrix each, and the model's own
-parameters become views of them, so that nothing is held twice and the unfused layers still work for the check.
+It takes the weights of a loaded transformers model: q, k, v become one matrix, and gate, up one whose rows alternate.
+The model's own parameters become views of them, so that nothing is held twice and the unfused layers still work for the
+check.
 
 Shape suffixes: T flat tokens, R rows whose states are needed, H hidden, C = (Q + 2K) * D, Q query heads, K key/value
 heads, D head size, N slots.
@@ -19,6 +20,7 @@ from torch.nn.functional import linear
 
 from sglbatch.engine.attention.torch import AttentionKind
 from sglbatch.engine.attention.triton import TritonAttention
+from sglbatch.engine.fused.gated_product import gated_product, is_supported
 from sglbatch.engine.fused.kernels import add_rms_norm_kernel, rope_and_write_kernel, silu_and_mul_kernel
 from sglbatch.engine.layer_pool import LayerPool
 
@@ -27,6 +29,8 @@ FUSABLE = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM
 
 PRODUCT_REPEATS = 6
 """Layers on which products are timed."""
+ROW_STEP = 128
+"""What is best is known by number of rows, rounded up to a multiple of this: the height of most products' tiles."""
 
 
 def is_fusable(model: nn.Module, body: Any) -> bool:
@@ -49,6 +53,14 @@ def _fuse(parts: Sequence[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None
     return weight, bias
 
 
+def _interleave(gate: nn.Linear, up: nn.Linear) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """One weight (and bias) whose rows are gate, up, gate, up, ...; theirs become views of it."""
+    weight = torch.stack([gate.weight.data, up.weight.data], dim=1).flatten(0, 1)
+    gate.weight.data, up.weight.data = weight[0::2], weight[1::2]
+    bias = torch.stack([gate.bias.data, up.bias.data], dim=1).flatten() if gate.bias is not None else None
+    return weight, bias
+
+
 class FusedLayer:
     """One decoder layer's fused weights."""
 
@@ -61,7 +73,9 @@ class FusedLayer:
         self.kind = AttentionKind(scaling=float(attention.scaling))
         self.qkv, self.qkv_bias = _fuse([attention.q_proj, attention.k_proj, attention.v_proj])
         self.out = attention.o_proj
-        self.gate_up, self.gate_up_bias = _fuse([mlp.gate_proj, mlp.up_proj])
+        self.gate_up, self.gate_up_bias = _interleave(mlp.gate_proj, mlp.up_proj)
+        self.may_gate = self.gate_up_bias is None and is_supported(self.gate_up)
+        """Whether activation and product can be one kernel."""
         self.down = mlp.down_proj
         self.input_norm = layer.input_layernorm
         self.post_norm = layer.post_attention_layernorm
@@ -89,22 +103,34 @@ class FusedLayer:
         q_TQD = qkv_TC.view(len(x_TH), Q + 2 * K, D)[:, :Q]
         return attention(q_TQD, self.pool.k_NKD, self.pool.v_NKD, self.kind).view(len(x_TH), Q * D)
 
-    def mlp(self, x_TH: torch.Tensor) -> torch.Tensor:
-        gate_up = linear(x_TH, self.gate_up, self.gate_up_bias)
-        size = gate_up.shape[1] // 2
-        out = gate_up.new_empty(len(x_TH), size)
-        block = min(2048, triton.next_power_of_2(size))
-        silu_and_mul_kernel[(len(x_TH), triton.cdiv(size, block))](gate_up, out, size, BLOCK=block)
-        hidden: torch.Tensor = self.down(out)
+    def mlp(self, x_TH: torch.Tensor, *, num_programs: int | None) -> torch.Tensor:
+        """The gated MLP, [T, H].
+
+        Args:
+            num_programs: of ``gated_product``; None for a product and the activation behind it.
+        """
+        if num_programs is not None:
+            active_TI = gated_product(x_TH, self.gate_up, num_programs=num_programs)
+        else:
+            gate_up_T2I = linear(x_TH, self.gate_up, self.gate_up_bias)
+            size = gate_up_T2I.shape[1] // 2
+            active_TI = gate_up_T2I.new_empty(len(x_TH), size)
+            block = min(2048, triton.next_power_of_2(size))
+            silu_and_mul_kernel[(len(x_TH), triton.cdiv(size, block))](gate_up_T2I, active_TI, size, BLOCK=block)
+        hidden: torch.Tensor = self.down(active_TI)
         return hidden
 
     def __call__(
-        self, x_TH: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor], attention: TritonAttention
+        self,
+        x_TH: torch.Tensor,
+        rope: tuple[torch.Tensor, torch.Tensor],
+        attention: TritonAttention,
+        num_programs: int | None,
     ) -> torch.Tensor:
         """The whole layer by itself, as transformers' layers compute it; for the check."""
         normed, residual = add_rms_norm(x_TH, None, self.input_norm)
         normed, residual = add_rms_norm(self.out(self.attend(normed, rope, attention)), residual, self.post_norm)
-        return residual + self.mlp(normed)
+        return residual + self.mlp(normed, num_programs=num_programs)
 
 
 def add_rms_norm(x_TH: torch.Tensor, residual_TH: torch.Tensor | None, norm: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -133,6 +159,11 @@ class FusedBody:
         self._rotary = body.rotary_emb
         self._norm = body.norm
         self._layers = [FusedLayer(layer, pools[i]) for i, layer in enumerate(body.layers)]
+        self._num_programs: int | None = None
+        self._ungated: set[int] = set()
+        if all(layer.may_gate for layer in self._layers):
+            device = self._embed.weight.device
+            self._num_programs = torch.cuda.get_device_properties(device).multi_processor_count
 
     def __call__(
         self,
@@ -143,6 +174,7 @@ class FusedBody:
     ) -> torch.Tensor:
         """Final hidden states [R, H] of some rows (None: of all); the last layer's MLP is computed for them only."""
         hidden_TH: torch.Tensor = self._embed(input_ids_T)
+        num_programs = self._programs(len(input_ids_T))
         rope = self._rope(hidden_TH, positions_T)
         residual: torch.Tensor | None = None
         for i, layer in enumerate(self._layers):
@@ -151,24 +183,43 @@ class FusedBody:
             if rows_R is not None and i == len(self._layers) - 1:
                 attended, residual = attended[rows_R], residual[rows_R]
             normed, residual = add_rms_norm(layer.out(attended), residual, layer.post_norm)
-            hidden_TH = layer.mlp(normed)
+            hidden_TH = layer.mlp(normed, num_programs=num_programs)
         return add_rms_norm(hidden_TH, residual, self._norm)[0]
 
-    @torch.inference_mode()
+    def _programs(self, num_rows: int) -> int | None:
+        """What a layer's MLP gets as ``num_programs``."""
+        return None if -(-num_rows // ROW_STEP) in self._ungated else self._num_programs
+
     def products_s(self, num_rows: int) -> float:
-        """Seconds that the matrix products of one layer take for so many rows: the least of some layers' times.
+        """Seconds that the products of one layer, activation included, take for so many rows.
+
+        The quicker of the ways to do them is what rows up to this number, from ROW_STEP fewer on, take from now on.
+        """
+        apart = self._products_s(num_rows, None)
+        together = apart if self._num_programs is None else self._products_s(num_rows, self._num_programs)
+        if together > apart:
+            self._ungated.add(-(-num_rows // ROW_STEP))
+        return min(apart, together)
+
+    @torch.inference_mode()
+    def _products_s(self, num_rows: int, num_programs: int | None) -> float:
+        """The least of some layers' times.
 
         Values matter: a device that multiplies zeros draws less power and is quicker.
         """
         layers = self._layers[:PRODUCT_REPEATS]
-        weights = [(layer.qkv, layer.out.weight, layer.gate_up, layer.down.weight) for layer in layers]
-        inputs = [torch.randn(num_rows, w.shape[1], device=w.device, dtype=w.dtype) for w in weights[0]]
+        weight = self._embed.weight
+        x_RH, attended_RC = (
+            torch.randn(num_rows, size, device=weight.device, dtype=weight.dtype)
+            for size in (layers[0].qkv.shape[1], layers[0].out.weight.shape[1])
+        )
         times: list[float] = []
-        for matrices in weights:
-            begin, end = (torch.Event(self._embed.weight.device, enable_timing=True) for _ in range(2))
+        for layer in layers:
+            begin, end = (torch.Event(weight.device, enable_timing=True) for _ in range(2))
             begin.record()
-            for x_RI, weight_OI in zip(inputs, matrices, strict=True):
-                linear(x_RI, weight_OI)
+            linear(x_RH, layer.qkv)
+            layer.out(attended_RC)
+            layer.mlp(x_RH, num_programs=num_programs)
             end.record()
             end.synchronize()
             times.append(begin.elapsed_time(end) / 1000)
@@ -181,14 +232,15 @@ class FusedBody:
     def errors(
         self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], attention: TritonAttention
     ) -> list[float]:
-        """For each layer how far it is from the unfused one, relative to what the layer adds.
+        """For each layer, and each way to compute it, how far it is from the unfused one, relative to what it adds.
 
         Args:
             inputs, outputs: of the model's own layers on the attention's batch, [T, H] each.
         """
         errors = []
         for layer, x_TH, y_TH in zip(self._layers, inputs, outputs, strict=True):
-            got = layer(x_TH.clone(), self._rope(x_TH, attention.positions_T), attention)
-            added = (y_TH - x_TH).float().norm()
-            errors.append(float((got - y_TH).float().norm() / added))
+            rope, added = self._rope(x_TH, attention.positions_T), (y_TH - x_TH).float().norm()
+            for num_programs in {None, self._num_programs}:
+                got = layer(x_TH.clone(), rope, attention, num_programs)
+                errors.append(float((got - y_TH).float().norm() / added))
         return errors

@@ -15,13 +15,12 @@ import numpy as np
 import torch
 
 from sglbatch.engine.attention.triton import TritonAttention, batch_arrays, list_works
-from sglbatch.engine.attention.worklist import Ints32
+from sglbatch.engine.attention.worklist import NO_TILE, Ints32
 from sglbatch.engine.batch import FlatBatch
-from sglbatch.engine.fused.body import FusedBody
+from sglbatch.engine.fused.body import ROW_STEP, FusedBody
 from sglbatch.engine.transfer import ALIGN, to_device
 
 MAX_ROWS = 2048
-ROW_STEP = 128
 SLOTS_FOR_ROW = 2048
 """Listed slots for which a graph has room, for each of its rows."""
 MIN_SHARE_OF_ROWS = 0.75
@@ -87,6 +86,8 @@ class Bucket:
             "write_slots": scratch_slot,
             "wide_work": lens["row"] - 1,
             "narrow_work": lens["row"] - 1,
+            "wide_index": NO_TILE,
+            "narrow_index": NO_TILE,
             "merge_rows": self.num_parts - 1,
             "merge_first": int(arrays["merge_first"][-1]),
         }
@@ -122,6 +123,8 @@ class Captured:
         ints["write_slots"].fill_(scratch_slot)
         ints["wide_work"].fill_(lens["row"] - 1)
         ints["narrow_work"].fill_(lens["row"] - 1)
+        ints["wide_index"].fill_(NO_TILE)
+        ints["narrow_index"].fill_(NO_TILE)
         ints["merge_rows"].fill_(bucket.num_parts - 1)
         self.attention = attention = TritonAttention(ints, num_parts=bucket.num_parts, group=bucket.group)
         body(attention.input_ids_T, attention.positions_T, attention, None)  # compiles the kernels
@@ -158,10 +161,10 @@ class DecodeGraphs:
         )
 
     def capture_all(self) -> None:
-        """Captures every bucket, the largest first so that the others fit into its memory, and times the products."""
+        """Times the products, then captures every bucket, the largest first so that the others fit into its memory."""
+        assert self._seconds
         for num_rows in range(MAX_ROWS, 0, -ROW_STEP):
             self._capture(num_rows)
-        assert self._seconds
 
     def _capture(self, num_rows: int) -> Captured:
         captured = self._captured.get(num_rows)

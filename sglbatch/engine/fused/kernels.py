@@ -1,4 +1,4 @@
-"""Triton kernels of everything in a decoder layer that is neither a matrix product nor attention.
+"""Triton kernels of a decoder layer, except attention; most matrix products are cuBLAS's.
 
 They round where transformers' modules round, so that fused and unfused layers differ only by the order of sums.
 
@@ -29,15 +29,16 @@ def add_rms_norm_kernel(x_TH, residual_TH, weight_H, out_TH, eps, H, BLOCK: tl.c
 
 @triton.jit
 def silu_and_mul_kernel(gate_up_T2I, out_TI, I, BLOCK: tl.constexpr):  # noqa: E741
-    """out = silu(gate) * up; gate_up holds both side by side. Grid (T, ceil(I / BLOCK))."""
+    """out = silu(gate) * up; gate_up holds gate, up, gate, up, ... Grid (T, ceil(I / BLOCK))."""
     row = tl.program_id(0).to(tl.int64)
-    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    mask = i < I
-    gate = tl.load(gate_up_T2I + row * 2 * I + i, mask=mask, other=0.0)
-    up = tl.load(gate_up_T2I + row * 2 * I + I + i, mask=mask, other=0.0)
+    first = tl.program_id(1) * BLOCK
+    both = first * 2 + tl.arange(0, 2 * BLOCK)
+    pairs = tl.load(gate_up_T2I + row * 2 * I + both, mask=both < 2 * I, other=0.0)
+    gate, up = tl.split(tl.reshape(pairs, [BLOCK, 2]))
     wide = gate.to(tl.float32)
     silu = (wide / (1.0 + tl.exp(-wide))).to(gate.dtype)
-    tl.store(out_TI + row * I + i, silu * up, mask=mask)
+    i = first + tl.arange(0, BLOCK)
+    tl.store(out_TI + row * I + i, silu * up, mask=i < I)
 
 
 @triton.jit
@@ -84,3 +85,34 @@ def rope_and_write_kernel(
     is_v = (kv_head < K) & (full < D)
     v = tl.load(base + (Q + K + kv_head) * D + full, mask=is_v, other=0.0)
     tl.store(v_NKD + (slot * K + kv_head) * D + full, v, mask=is_v)
+
+
+@triton.jit
+def gated_product_kernel(
+    x_TH,
+    gate_up_2IH,
+    out_TI,
+    T,
+    I2,
+    H,
+    BLOCK_T: tl.constexpr,
+    BLOCK_2I: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    GROUP: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+):
+    """Descriptors of the arrays; each program works on every PROGRAMS-th tile. It rounds where the modules round."""
+    tiles_t, tiles_i = tl.cdiv(T, BLOCK_T), tl.cdiv(I2, BLOCK_2I)
+    for tile in tl.range(tl.program_id(0), tiles_t * tiles_i, PROGRAMS, flatten=True):
+        group = tile // (GROUP * tiles_i)
+        place = tile % (GROUP * tiles_i)
+        height = min(tiles_t - group * GROUP, GROUP)
+        t = (group * GROUP + place % height) * BLOCK_T
+        i = place // height
+        acc = tl.zeros([BLOCK_T, BLOCK_2I], tl.float32)
+        for h in range(0, H, BLOCK_H):
+            acc = tl.dot(x_TH.load([t, h]), gate_up_2IH.load([i * BLOCK_2I, h]).T, acc)
+        gate, up = tl.split(tl.reshape(acc, [BLOCK_T, BLOCK_2I // 2, 2]))
+        wide = gate.to(out_TI.dtype).to(tl.float32)
+        silu = (wide / (1.0 + tl.exp(-wide))).to(out_TI.dtype)
+        out_TI.store([t, i * (BLOCK_2I // 2)], silu * up.to(out_TI.dtype))

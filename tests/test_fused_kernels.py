@@ -1,0 +1,65 @@
+"""The fused layers' kernels against plain torch: under Triton's interpreter here, compiled where there is a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.functional import silu
+
+pytest.importorskip("triton", reason="triton has no build for this platform")
+
+import triton
+
+from sglbatch.engine.fused.gated_product import gated_product, is_supported
+from sglbatch.engine.fused.kernels import silu_and_mul_kernel
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def gated(product_T2I: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up of columns gate, up, gate, up, ..., rounded to the product's type where modules round."""
+    return silu(product_T2I[:, 0::2]) * product_T2I[:, 1::2]
+
+
+def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((got.double() - expected.double()).norm() / expected.double().norm())
+
+
+@pytest.mark.parametrize("size", [48, 300])
+def test_activation_of_alternating_columns(size: int) -> None:
+    torch.manual_seed(0)
+    product = torch.randn(5, 2 * size, device=DEVICE)
+    out = torch.full((5, size), torch.nan, device=DEVICE)
+    block = min(128, triton.next_power_of_2(size))
+    silu_and_mul_kernel[(5, triton.cdiv(size, block))](product, out, size, BLOCK=block)
+    assert relative_error(out, gated(product)) < 1e-6
+
+
+# The interpreter computes in numpy, which has no bfloat16.
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the compiled kernel is tested below")
+@pytest.mark.parametrize(("rows", "hidden", "size"), [(3, 64, 8), (130, 96, 200), (300, 40, 136)])
+def test_gated_product(rows: int, hidden: int, size: int) -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(rows, hidden), torch.randn(2 * size, hidden) / hidden**0.5
+    got = gated_product(x, weight, num_programs=3)
+    assert relative_error(got, gated(x @ weight.T)) < 1e-6
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("rows", "hidden", "size"), [(1, 64, 8), (130, 96, 200), (8448, 4096, 14336), (3000, 576, 1536)]
+)
+def test_compiled_gated_product(rows: int, hidden: int, size: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(rows, hidden, device=DEVICE).to(dtype)
+    weight = (torch.randn(2 * size, hidden, device=DEVICE) / hidden**0.5).to(dtype)
+    if not is_supported(weight):
+        pytest.skip("the kernel is for Hopper GPUs")
+    num_programs = torch.cuda.get_device_properties(DEVICE).multi_processor_count
+    got = gated_product(x, weight, num_programs=num_programs)
+    assert relative_error(got, gated((x @ weight.T).float())) < 1e-2
+
+
+def test_what_the_kernel_is_not_made_for() -> None:
+    assert not is_supported(torch.zeros(64, 64, dtype=torch.bfloat16)), "a CPU has no tensor copy engine"
