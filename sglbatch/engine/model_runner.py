@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.functional import pad
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from sglbatch.engine.attention.torch import AttentionKind, TorchAttention
@@ -38,6 +39,12 @@ MAX_FUSED_ERROR = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-
 """How far a fused layer may be from the model's own, relative to what the layer adds."""
 MAX_LOGIT_ROWS = {"cpu": 256, "cuda": 2048}
 """Rows of logits computed at once."""
+ROW_STEP = {"cpu": 1, "cuda": 128}
+"""Rows whose states or logits are needed are padded to a multiple of this.
+
+cuBLAS has many kernels for few rows, and the driver, which loads a kernel when it is first needed, waits until the
+device has nothing left to do. For these sizes all are loaded before the first step.
+"""
 
 
 def attention_hook(
@@ -200,11 +207,15 @@ class ModelRunner:
         """
         scratch_slot = len(next(iter(self._pools.values())).k_NKD) - 1
         self._forward(_one_of_each(scratch_slot=scratch_slot), [0])
+        if self._fused is not None:
+            self._fused.load_products(max_batch_tokens)
         if self._graphs is not None:
             self._graphs.capture_all()
+        largest, row_step = MAX_LOGIT_ROWS[self.device.type], ROW_STEP[self.device.type]
         try:
             states_RH = self._forward(_of_size(max_batch_tokens, scratch_slot=scratch_slot), range(max_batch_tokens))
-            self._logits(states_RH[: MAX_LOGIT_ROWS[self.device.type]])
+            for num_rows in range(min(largest, len(states_RH)), 0, -row_step):
+                self._logits(states_RH[:num_rows])
         except torch.OutOfMemoryError:
             pass  # such steps will be run in passes
         reserve_pinned()
@@ -250,21 +261,21 @@ class ModelRunner:
         if not step.pieces:
             return torch.stack(states), old
         batch, offsets = flatten(step, with_positions=self._has_windows, share_prefill=self._kernels == "torch")
-        new_RH = self._forward(batch, [offsets[id(row.piece)] + row.offset for row in new])
+        new_RH = self._forward(batch, [offsets[id(row.piece)] + row.offset for row in new])[: len(new)]
         kept_RH = new_RH[: len(step.new_states)].clone()
         for i, row in enumerate(new):
             row.stored, row.piece = (kept_RH, i) if i < len(step.new_states) else (new_RH, i), None
         return (torch.cat([new_RH, torch.stack(states)]) if old else new_RH), new + old
 
     def _forward(self, batch: FlatBatch, rows: Sequence[int]) -> torch.Tensor:
-        """Final hidden states [R, H] of some flat rows; the batch's keys and values go into the pool."""
+        """Final hidden states [R, H] of some flat rows, or more; the batch's keys and values go into the pool."""
         if self._kernels == "torch":
             return self._run_body(batch, TorchAttention(batch, self.device))[rows]
         states_TH = self._graphs.run(batch) if self._graphs is not None else None
         if states_TH is not None:
             everything = list(rows) == list(range(len(batch.input_ids)))
             return states_TH if everything else states_TH[to_device(rows, self.device)]
-        attention = self._triton_attention(batch, rows)
+        attention = self._triton_attention(batch, [*rows, *list(rows[:1]) * self._num_missing(len(rows))])
         if self._fused is not None:
             return self._fused(attention.input_ids_T, attention.positions_T, attention, attention.rows_R)
         return self._run_body(batch, attention)[attention.rows_R]
@@ -299,15 +310,21 @@ class ModelRunner:
         (group,) = {p.num_query_heads // p.head_shapes[0][0] for p in self._pools.values() if p.head_shapes}
         return group
 
+    def _num_missing(self, num_rows: int) -> int:
+        """To a multiple of ROW_STEP."""
+        return -num_rows % ROW_STEP[self.device.type]
+
     def _logits(self, states_RH: torch.Tensor) -> torch.Tensor:
         """fp32 logits [R, V] through the model's own head."""
-        self.body.states_1RH = states_RH[None]
+        num_rows = len(states_RH)
+        padded_RH = pad(states_RH, (0, 0, 0, self._num_missing(num_rows)))
+        self.body.states_1RH = padded_RH[None]
         try:
-            dummy = torch.zeros(1, states_RH.shape[0], dtype=torch.long, device=self.device)
+            dummy = torch.zeros(1, len(padded_RH), dtype=torch.long, device=self.device)
             output = self._model(input_ids=dummy, use_cache=False)
         finally:
             self.body.states_1RH = None
-        logits: torch.Tensor = output.logits[0, :, : self._vocab_size]
+        logits: torch.Tensor = output.logits[0, :num_rows, : self._vocab_size]
         return logits.float()
 
 

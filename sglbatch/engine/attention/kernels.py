@@ -50,8 +50,11 @@ def attend_tiles(
     HAS_SOFTCAP: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
 ):
-    """One tile of one key/value head: grid (number of tiles, K). A tile of index NO_TILE has nothing to do."""
-    tile, head = tl.program_id(0), tl.program_id(1)
+    """One tile of one key/value head: grid (K, number of tiles). A tile of index NO_TILE has nothing to do.
+
+    A tile's heads, which lie side by side in memory, are worked on at the same time.
+    """
+    head, tile = tl.program_id(0), tl.program_id(1)
     work, index = tl.load(tile_work + tile), tl.load(tile_index + tile)
     if index < 0:  # the padding of a captured step
         return

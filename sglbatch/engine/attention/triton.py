@@ -119,7 +119,7 @@ class TritonAttention:
         if not len(tiles):
             return
         K, D, E = k_NKD.shape[1], k_NKD.shape[2], v_NKD.shape[2]
-        attend_tiles[(len(tiles), K)](
+        attend_tiles[(K, len(tiles))](
             q_TQD,
             k_NKD,
             v_NKD,

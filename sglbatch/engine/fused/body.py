@@ -190,6 +190,15 @@ class FusedBody:
         """What a layer's MLP gets as ``num_programs``."""
         return None if -(-num_rows // ROW_STEP) in self._ungated else self._num_programs
 
+    @torch.inference_mode()
+    def load_products(self, max_rows: int) -> None:
+        """Has the driver load cuBLAS's kernels for up to so many rows, so that no step of a job waits for it."""
+        layer, weight = self._layers[0], self._embed.weight
+        for matrix_OI in (layer.qkv, layer.out.weight, layer.down.weight):
+            x_TI = torch.zeros(max_rows, matrix_OI.shape[1], device=weight.device, dtype=weight.dtype)
+            for num_rows in range(ROW_STEP, max_rows + 1, ROW_STEP):
+                linear(x_TI[:num_rows], matrix_OI)
+
     def products_s(self, num_rows: int) -> float:
         """Seconds that the products of one layer, activation included, take for so many rows.
 
