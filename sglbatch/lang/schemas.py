@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from sglbatch.errors import SglbatchError
+from sglbatch.json_places import check_finite
 from sglbatch.lang.last_gen import last_gen
 from sglbatch.types import Constraint, ErrorInfo, Generate, Operation, Result, VarType
 
@@ -28,7 +29,7 @@ def schema_text(schema: Any) -> str:
     The order of the properties stays: it is the order in which they are written.
 
     Raises:
-        SglbatchError: ``invalid-argument``.
+        SglbatchError: ``invalid-argument``; ``invalid-schema`` for a number that JSON does not have.
     """
     if isinstance(schema, str):
         try:
@@ -40,9 +41,11 @@ def schema_text(schema: Any) -> str:
     if not isinstance(schema, Mapping | bool):
         schema = _schema_of_type(schema)
     try:
-        return json.dumps(schema, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
         raise SglbatchError("invalid-argument", f"json_schema is no JSON value: {error}", hint=_HINT) from error
+    check_finite(schema)
+    return text
 
 
 def _schema_of_type(kind: Any) -> Any:
