@@ -247,6 +247,45 @@ def test_a_closed_stderr_is_no_bug(tmp_path: Path, arguments: list[str]) -> None
     assert unread(*arguments, cwd=tmp_path, errors=True) == (141, "")
 
 
+def with_closed(streams: str, *arguments: str, cwd: Path) -> tuple[int, str, str]:
+    """The exit status, stdout and stderr of a command that begins with some of its streams closed."""
+    done = subprocess.run(
+        ["/bin/sh", "-c", f'exec "$@" {streams}', "sh", sys.executable, "-m", "sglbatch", *arguments],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["status", "none.jsonl"], ["nonsense"], ["status", "none.jsonl", "--debug"]])
+def test_errors_do_not_go_to_stdout_where_stderr_is_closed(tmp_path: Path, arguments: list[str]) -> None:
+    assert with_closed("2>&-", *arguments, cwd=tmp_path) == (2, "", "")
+    assert with_closed(">&- 2>&-", *arguments, cwd=tmp_path) == (2, "", "")
+
+
+def test_a_job_needs_no_open_stream(tmp_path: Path, smollm2_dir: Path) -> None:
+    (tmp_path / "t.py").write_text(
+        "import os, sglbatch as sgl\n\n"
+        "@sgl.function\ndef f(s, a):\n    print('aside')\n    os.write(2, b'warning')\n    s['b'] = a + 1\n"
+    )
+    (tmp_path / "d.jsonl").write_text('{"a": 1}\n{"a": 2}\n')
+    base = ("t.py", "d.jsonl", "--model", str(smollm2_dir))
+    code, printed, _ = with_closed("2>&-", "plan", *base, "--json", cwd=tmp_path)
+    assert code == 0 and json.loads(printed)
+    for number, streams in enumerate(("2>&-", "<&- >&- 2>&-")):
+        output = f"out{number}.jsonl"
+        code, printed, _ = with_closed(streams, "run", *base, "-o", output, "--json", cwd=tmp_path)
+        assert code == 0 and (not printed if ">&- 2" in streams else json.loads(printed))
+        assert [row["b"] for row in rows(tmp_path / output)] == [2, 3]
+        assert not any(b"warning" in path.read_bytes() for path in tmp_path.rglob("*.jsonl*") if path.is_file())
+    assert with_closed("<&-", "run", "t.py", "-", *base[2:], "-o", "none.jsonl", cwd=tmp_path)[0] == 2
+
+
 def test_a_broken_pipe_elsewhere_is_an_error_that_is_told(tmp_path: Path) -> None:
     code = (
         "import sys; sys.argv = ['sglbatch', 'status', 'x']\n"

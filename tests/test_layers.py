@@ -29,6 +29,7 @@ LAYERS = [
         "sglbatch.shared_text",
         "sglbatch.token_bytes",
         "sglbatch.errors",
+        "sglbatch.json_places",
         "sglbatch.version",
     ],
 ]

@@ -73,6 +73,9 @@ def _operation(schema: Any) -> Generate:
         (ORDER, '{"item": "a"}', "'count' is a required property"),
         (ORDER, '{"item": "a", ', "no JSON"),
         ({"format": "date"}, '"2023-02-29"', "is not a 'date'"),
+        ({"items": [{"type": "null"}, {}]}, "[null, 1]", None),
+        ({"properties": {"default": {"items": [{"type": "null"}]}}}, '{"default": [1]}', "is not of type 'null'"),
+        ({"examples": [{"items": [1]}], "prefixItems": [{"type": "null"}]}, "[1]", "is not of type 'null'"),
     ],
 )
 def test_finished_values_are_validated(schema: Any, text: str, problem: str | None) -> None:

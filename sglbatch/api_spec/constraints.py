@@ -9,6 +9,7 @@ from typing import Any
 from sglbatch.engine.fsm.automaton import Automaton
 from sglbatch.engine.fsm.regex import compile_regex
 from sglbatch.errors import ConstraintError
+from sglbatch.lang.schemas import validator_kind
 from sglbatch.types import Constraint, Generate, TextChoices
 
 compiled = lru_cache(maxsize=256)(compile_regex)
@@ -97,7 +98,6 @@ def _longest_match(automaton: Automaton, text: str) -> str | None:
 
 
 def _is_valid(text: str, schema_source: str) -> bool:
-    import jsonschema
     from referencing import Registry
     from referencing.exceptions import Unresolvable
 
@@ -108,7 +108,7 @@ def _is_valid(text: str, schema_source: str) -> bool:
     schema = json.loads(schema_source)
     registry: Registry[Any] = Registry()  # nothing is fetched
     try:
-        return bool(jsonschema.validators.validator_for(schema)(schema, registry=registry).is_valid(value))
+        return bool(validator_kind(schema)(schema, registry=registry).is_valid(value))
     except Unresolvable as error:
         raise ConstraintError(
             "unresolved-reference", f"the JSON schema refers to what it does not have: {error}"

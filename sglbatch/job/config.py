@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sglbatch.errors import SglbatchError
+from sglbatch.json_places import check_finite
 from sglbatch.lang.sampling import CHOICE_DECODING
 
 SAVEABLE: Final = ("transcript",)
@@ -264,6 +265,7 @@ def read_schema(path: Path) -> str:
             where=str(path),
             hint="give a JSON Schema as a JSON object",
         )
+    check_finite(schema, where=str(path))
     return json.dumps(schema, ensure_ascii=False)
 
 

@@ -18,6 +18,7 @@ def guarded(command: Callable[[], int]) -> NoReturn:
 
     ``--debug`` is taken off the arguments wherever it stands, since it concerns only what happens here.
     """
+    _open_closed_streams()
     debug = "--debug" in sys.argv
     sys.argv = [argument for argument in sys.argv if argument != "--debug"]
     # Until a job listens itself, a signal may end the process at once, with the exit status that a shell shows as 130.
@@ -37,7 +38,7 @@ def _status(command: Callable[[], int], debug: bool) -> int:
     """
     try:
         code = command()
-        for stream in _streams():
+        for stream in (sys.stdout, sys.stderr):
             stream.flush()  # not first at the interpreter's end, where it is too late for an exit status
         return code
     except SglbatchError as error:
@@ -79,14 +80,20 @@ def _tell(text: str, debug: bool) -> None:
     print("\n".join(map(escape_controls, text.split("\n"))), file=sys.stderr, flush=True)
 
 
-def _streams() -> list[TextIO]:
-    """Those of stdout and stderr that were open when the process began."""
-    return [stream for stream in (sys.stdout, sys.stderr) if stream is not None]
+def _open_closed_streams() -> None:
+    """Streams that were closed when the process began (``2>&-``) are empty, or lead nowhere.
+
+    Python has None for them, and what is printed to None goes to stdout. A descriptor that stays free is the next
+    file's that is opened, and a library's warnings would go into that one.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8", errors="backslashreplace"))  # noqa: SIM115 - stays open
 
 
 def _unread() -> list[TextIO]:
-    """Those whose reader has gone."""
-    return [stream for stream in _streams() if _has_lost_its_reader(stream)]
+    """Those of stdout and stderr whose reader has gone."""
+    return [stream for stream in (sys.stdout, sys.stderr) if _has_lost_its_reader(stream)]
 
 
 def _has_lost_its_reader(stream: TextIO) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from sglbatch.errors import SglbatchError
+from sglbatch.json_places import check_finite
 from sglbatch.lang.last_gen import last_gen
 from sglbatch.types import Constraint, ErrorInfo, Generate, Operation, Result, VarType
 
@@ -19,6 +20,9 @@ INVALID_VALUE: Final = "invalid-value"
 """The error of a call whose finished value does not satisfy its schema."""
 
 _PLAIN_TYPES: Final[Mapping[Any, str]] = {int: "integer", float: "number", bool: "boolean", str: "string"}
+_DATA: Final = ("default", "const", "enum", "examples")
+"""Keywords that hold values and not schemas."""
+_NAMED: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
 _HINT: Final = 'json_schema={"type": "object", "properties": {...}, "required": [...]}'
 
 
@@ -28,7 +32,7 @@ def schema_text(schema: Any) -> str:
     The order of the properties stays: it is the order in which they are written.
 
     Raises:
-        SglbatchError: ``invalid-argument``.
+        SglbatchError: ``invalid-argument``; ``invalid-schema`` for a number that JSON does not have.
     """
     if isinstance(schema, str):
         try:
@@ -40,9 +44,11 @@ def schema_text(schema: Any) -> str:
     if not isinstance(schema, Mapping | bool):
         schema = _schema_of_type(schema)
     try:
-        return json.dumps(schema, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
         raise SglbatchError("invalid-argument", f"json_schema is no JSON value: {error}", hint=_HINT) from error
+    check_finite(schema)
+    return text
 
 
 def _schema_of_type(kind: Any) -> Any:
@@ -72,8 +78,7 @@ def _closed(schema: Any) -> Any:
         return [_closed(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    data = ("default", "const", "enum", "examples")
-    closed = {key: value if key in data else _closed(value) for key, value in schema.items()}
+    closed = {key: value if key in _DATA else _closed(value) for key, value in schema.items()}
     if closed.get("type") == "object" and isinstance(closed.get("properties"), dict):
         closed.setdefault("additionalProperties", False)
     return closed
@@ -105,6 +110,26 @@ class Record:
         constraint, var_type = schema_constraint(schema)
         name = last_gen(source, file=file, first_line=first_line)
         return Record(name=name, constraint=constraint, var_type=var_type)
+
+
+def validator_kind(schema: Any) -> type[Validator]:
+    """The validator of a schema's draft. Lists under ``items``, which 2020-12 has not, are read as 2019-09 does."""
+    from jsonschema import Draft201909Validator, Draft202012Validator
+    from jsonschema.validators import validator_for
+
+    kind = validator_for(schema, default=Draft202012Validator)
+    return Draft201909Validator if kind is Draft202012Validator and _lists_items(schema) else kind
+
+
+def _lists_items(schema: Any, *, are_named: bool = False) -> bool:
+    """Whether a list stands under ``items``; ``are_named``: the keys are names, of a schema each."""
+    if isinstance(schema, list):
+        return any(map(_lists_items, schema))
+    if not isinstance(schema, dict):
+        return False
+    inner = schema.items() if are_named else [(key, part) for key, part in schema.items() if key not in _DATA]
+    below = any(_lists_items(part, are_named=not are_named and key in _NAMED) for key, part in inner)
+    return below or (not are_named and isinstance(schema.get("items"), list))
 
 
 class Checks:
@@ -139,10 +164,7 @@ class Checks:
 
     def _validator(self, source: str) -> Validator:
         if source not in self._validators:
-            from jsonschema import Draft202012Validator
-            from jsonschema.validators import validator_for
-
             schema = json.loads(source)
-            kind = validator_for(schema, default=Draft202012Validator)
+            kind = validator_kind(schema)
             self._validators[source] = kind(schema, format_checker=kind.FORMAT_CHECKER)
         return self._validators[source]

@@ -18,6 +18,7 @@ from sglbatch.engine.fsm.schema_reader import SchemaReader
 from sglbatch.engine.fsm.schema_values import Form, Parts
 from sglbatch.engine.fsm.stored import AutomatonStore
 from sglbatch.errors import ConstraintError, UnsupportedSchemaError
+from sglbatch.json_places import check_finite
 
 MAX_DEPTH = 256
 """Nesting of a value that is judged."""
@@ -51,6 +52,7 @@ class SchemaConstraint:
         self.schema = schema
         self.unenforced: list[str] | None = [] if allow_unenforced else None
         self._budget = Budget()
+        check_finite(schema)
         comma, colon = (b", ", b": ") if separators == "json" else (b",", b":")
         self._form = Form(comma=comma, colon=colon)
         try:

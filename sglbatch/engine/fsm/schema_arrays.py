@@ -44,7 +44,7 @@ class ArrayReader:
         schema = place.schema
         prefix_keyword = "prefixItems" if "prefixItems" in schema else "items"
         listed = isinstance(schema.get(prefix_keyword), list)
-        prefix = self._documents.children(place, prefix_keyword, may_be_empty=True) if listed else []
+        prefix = self._documents.children(place, prefix_keyword) if listed else []
         rest = "additionalItems" if listed and prefix_keyword == "items" else "items"
         if rest not in schema and evaluates_alone(schema, "unevaluatedItems"):
             rest = "unevaluatedItems"
@@ -87,7 +87,7 @@ class ArrayReader:
             yield Node(arrays=(ArraySpec(contains=((breaking(child), satisfying(child), 1, None),)),))
 
     def _failing_prefix(self, place: Place, keyword: str) -> Iterator[Node]:
-        for i, child in enumerate(self._documents.children(place, keyword, may_be_empty=True)):
+        for i, child in enumerate(self._documents.children(place, keyword)):
             yield Node(arrays=(ArraySpec(prefix=(*(ANY_VALUE,) * i, breaking(child)), least=i + 1),))
 
     def _contains(self, place: Place) -> tuple[tuple[Conj, Conj, int, int | None], ...]:
@@ -95,8 +95,8 @@ class ArrayReader:
         if "contains" not in schema:
             return ()
         child = self._documents.child(place, "contains")
-        least = count_of(place, "minContains") if "minContains" in schema and not place.old else 1
-        most = count_of(place, "maxContains") if "maxContains" in schema and not place.old else None
+        least = count_of(place, "minContains") if "minContains" in schema else 1
+        most = count_of(place, "maxContains") if "maxContains" in schema else None
         if not least and most is None:
             return ()
         if most is not None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any, Final
-from urllib.parse import unquote, urldefrag, urljoin
+from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
 from sglbatch.engine.fsm.schema_keywords import invalid
 from sglbatch.engine.fsm.schema_node import Place
 from sglbatch.errors import ConstraintError, UnsupportedSchemaError
+from sglbatch.json_places import below
 
+_INDEX: Final = re.compile("0|[1-9][0-9]{0,8}")
 _DRAFTS: Final = {
     **{f"http://json-schema.org/draft-0{number}/schema": max(number, 4) for number in (3, 4, 6, 7)},
     **{f"http://json-schema.org/draft/{name}/schema": 2020 for name in ("2019-09", "2020-12")},
@@ -17,8 +20,11 @@ _DRAFTS: Final = {
 }
 _LATER: Final = {
     6: ("const", "contains", "propertyNames"),
-    7: ("if",),
-    2020: ("dependentRequired", "dependentSchemas", "prefixItems", "unevaluatedItems", "unevaluatedProperties"),
+    7: ("if", "then", "else"),
+    2020: (
+        *("$anchor", "$defs", "$dynamicAnchor", "dependentRequired", "dependentSchemas", "maxContains", "minContains"),
+        *("prefixItems", "unevaluatedItems", "unevaluatedProperties"),
+    ),
 }
 """Draft -> keywords that are none before it."""
 
@@ -47,15 +53,12 @@ class Documents:
         """The schema below a keyword of ``place``."""
         for step in steps:
             schema = place.schema[step]
-            place = self._place(schema, f"{place.path}/{_escaped(step)}", place.base, place.draft)
+            place = self._place(schema, below(place.path, step), place.base, place.draft)
         return place
 
-    def children(self, place: Place, keyword: str, *, may_be_empty: bool = False) -> list[Place]:
+    def children(self, place: Place, keyword: str) -> list[Place]:
         """The schemas in the list below a keyword."""
-        schemas = place.schema[keyword]
-        if not isinstance(schemas, list) or not (schemas or may_be_empty):
-            raise invalid(place, keyword, "it must be a list of schemas")
-        return [self.child(place, keyword, i) for i in range(len(schemas))]
+        return [self.child(place, keyword, i) for i in range(len(place.schema[keyword]))]
 
     def in_its_draft(self, place: Place) -> Place:
         """The schema without keywords that came after its draft."""
@@ -70,9 +73,7 @@ class Documents:
     def resolve(self, place: Place) -> Place:
         """What the place's ``$ref`` points at."""
         reference = place.schema["$ref"]
-        if not isinstance(reference, str):
-            raise invalid(place, "$ref", "it must be text")
-        url, fragment = urldefrag(urljoin(_reference_base(place), reference))
+        url, fragment = urldefrag(_joined(place, "$ref", reference))
         if url not in self._resources:
             raise UnsupportedSchemaError("$ref", place.path, f"{reference!r} is outside the schema: nothing is fetched")
         target = self._resources[url]
@@ -84,7 +85,7 @@ class Documents:
         for step in fragment.split("/")[1:]:
             name = step.replace("~1", "/").replace("~0", "~")
             schema = target.schema
-            if isinstance(schema, list) and name.isdecimal() and int(name) < len(schema):
+            if isinstance(schema, list) and _INDEX.fullmatch(name) and int(name) < len(schema):
                 target = self.child(target, int(name))
             elif isinstance(schema, dict) and name in schema:
                 target = self.child(target, name)
@@ -99,7 +100,7 @@ class Documents:
                 draft = self._draft(schema, path, default=draft)
                 identifier = schema.get("$id", schema.get("id"))
                 if isinstance(identifier, str) and not (draft <= 7 and "$ref" in schema):
-                    base = urljoin(base, identifier)
+                    base = _joined(Place(schema, path, base, draft), "$id", identifier)
             self._places[key] = Place(schema, path, base, draft)
         return self._places[key]
 
@@ -140,15 +141,16 @@ class Documents:
                 self._anchors[f"{urldefrag(place.base)[0]}#{schema[keyword]}"] = place
 
 
-def _reference_base(place: Place) -> str:
-    return urldefrag(place.base)[0]
+def _joined(place: Place, keyword: str, reference: str) -> str:
+    """The URI that a reference is at its place."""
+    try:
+        urlsplit(reference)  # urljoin leaves it as it is where the base is empty
+        return urljoin(urldefrag(place.base)[0], reference)
+    except ValueError as error:
+        raise invalid(place, keyword, f"{reference!r} is no URI: {error}") from error
 
 
 def _unknown(place: Place, reference: str) -> ConstraintError:
     return ConstraintError(
         "invalid-schema", f"{place.path}/$ref: {reference!r} points at nothing", hint="correct the reference"
     )
-
-
-def _escaped(step: str | int) -> str:
-    return str(step).replace("~", "~0").replace("/", "~1")

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from sglbatch.engine.fsm.budget import Budget
-from sglbatch.engine.fsm.schema_keywords import invalid, is_number
+from sglbatch.engine.fsm.schema_keywords import is_number
 from sglbatch.engine.fsm.schema_node import (
     ANY,
     ANY_VALUE,
@@ -35,8 +35,6 @@ class EnumReader:
     def allowed(self, place: Place, keyword: str) -> Node:
         """The values that ``keyword`` lists."""
         values = place.schema["enum"] if keyword == "enum" else [place.schema["const"]]
-        if not isinstance(values, list):
-            raise invalid(place, keyword, "it must be a list of values")
         objects = tuple(self._object(place, v) for v in values if isinstance(v, dict))
         arrays = tuple(self._array(place, v) for v in values if isinstance(v, list))
         numbers = frozenset(exact(v) for v in values if is_number(v))

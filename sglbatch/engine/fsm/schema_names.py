@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from sglbatch.engine.fsm.budget import Budget
 from sglbatch.engine.fsm.schema_documents import Documents
-from sglbatch.engine.fsm.schema_keywords import evaluates_alone, invalid
+from sglbatch.engine.fsm.schema_keywords import evaluates_alone
 from sglbatch.engine.fsm.schema_node import (
     ANY_VALUE,
     NO_VALUE,
@@ -46,8 +46,6 @@ class NameReader:
         """All names by what they match: the patterns' values, or what is additional."""
         schema = place.schema
         patterns = schema.get("patternProperties", {})
-        if not isinstance(patterns, dict):
-            raise invalid(place, "patternProperties", "it must be an object of schemas")
         keyword = "additionalProperties"
         if keyword not in schema and evaluates_alone(schema, "unevaluatedProperties"):
             keyword = "unevaluatedProperties"

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from sglbatch.engine.fsm.budget import Budget
 from sglbatch.engine.fsm.schema_documents import Documents
-from sglbatch.engine.fsm.schema_keywords import count_of, invalid, limits_of, names_of
+from sglbatch.engine.fsm.schema_keywords import count_of, limits_of
 from sglbatch.engine.fsm.schema_names import NameReader
 from sglbatch.engine.fsm.schema_node import (
     ANY_VALUE,
@@ -54,8 +54,6 @@ class ObjectReader:
         """Any value, but of objects only those that the keywords allow; ``dependencies`` gives the rest of them."""
         schema = place.schema
         properties = schema.get("properties", {})
-        if not isinstance(properties, dict):
-            raise invalid(place, "properties", "it must be an object of schemas")
         classes = tuple(self._names.classes(place))
         least, most = limits_of(place, "minProperties", "maxProperties")
         props = {
@@ -63,7 +61,7 @@ class ObjectReader:
             for name in properties
         }
         spec = ObjectSpec(props=props, classes=classes, least=least, most=most, path=place.path)
-        spec = require(spec, names_of(place, "required"))
+        spec = require(spec, schema.get("required", ()))
         empty = most is not None and max(least, len(spec.required)) > most
         found = only(objects=[] if empty else [spec])
         if "propertyNames" in schema:
@@ -73,7 +71,7 @@ class ObjectReader:
     def failing(self, place: Place) -> Iterator[Node]:
         """For each keyword, the objects that break it."""
         schema = place.schema
-        for name in names_of(place, "required"):
+        for name in schema.get("required", ()):
             yield Node(objects=(ObjectSpec(props={name: NO_VALUE}),))
         if "minProperties" in schema and (least := count_of(place, "minProperties")):
             yield Node(objects=(ObjectSpec(most=least - 1),))
@@ -90,18 +88,13 @@ class ObjectReader:
     def dependencies(self, place: Place) -> Iterator[Callable[[], Node]]:
         """For each property that asks something of others, what satisfies it."""
         for keyword in _DEPENDENCY_KEYWORDS:
-            given = place.schema.get(keyword, {})
-            if not isinstance(given, dict):
-                raise invalid(place, keyword, "it must be an object")
-            for name, needed in given.items():
+            for name, needed in place.schema.get(keyword, {}).items():
                 yield partial(self._dependency, place, keyword, name, needed)
 
     def _dependency(self, place: Place, keyword: str, name: str, needed: Any) -> Node:
         without = only(objects=[ObjectSpec(props={name: NO_VALUE})])
         present = _having(name)
         if isinstance(needed, list):
-            if not all(isinstance(n, str) for n in needed):
-                raise invalid(place, keyword, "it must list names")
             return node_or(without, Node(objects=(require(present, needed),)))
         having = self._node_of(self._documents.child(place, keyword, name), True)
         return node_or(without, node_and(Node(objects=(present,)), having, self._budget))

@@ -31,6 +31,7 @@ from sglbatch.engine.fsm.schema_names import NameReader
 from sglbatch.engine.fsm.schema_node import ANY, NONE, Conj, Node, Place, node_and, node_or, of_types, only, satisfying
 from sglbatch.engine.fsm.schema_numbers import NumberSet, number_not
 from sglbatch.engine.fsm.schema_objects import OBJECT_KEYWORDS, ObjectReader
+from sglbatch.engine.fsm.schema_shapes import Shapes
 from sglbatch.engine.fsm.schema_strings import StringReader
 from sglbatch.engine.fsm.stored import AutomatonStore
 from sglbatch.errors import UnsupportedSchemaError
@@ -62,6 +63,8 @@ class SchemaReader:
         store: AutomatonStore | None = None,
     ) -> None:
         self._documents = documents = Documents(document, draft=draft)
+        self._shapes = Shapes(documents)
+        self._shapes.check(documents.root)
         self._unenforced = unenforced
         self._budget = budget
         self._nodes: dict[Conj, Node] = {}
@@ -95,6 +98,7 @@ class SchemaReader:
         place = self._documents.in_its_draft(place)
         literal = (place, positive)
         if literal not in self._literals:
+            self._shapes.check(place)  # what a reference points at may stand where no schema is looked for
             if literal in self._reading:
                 raise invalid(place, "$ref", "the reference leads back to itself without a value in between")
             self._reading.append(literal)
@@ -108,8 +112,6 @@ class SchemaReader:
         schema = place.schema
         if isinstance(schema, bool):
             return ANY if schema is positive else NONE
-        if not isinstance(schema, dict):
-            raise invalid(place, None, "a schema is an object, true or false")
         if "$ref" in schema and place.old:
             return self._combinations.referred(place, positive)
         return self._satisfying(place) if positive else self._breaking(place)
@@ -181,7 +183,6 @@ class SchemaReader:
 
 def _other_types(place: Place) -> Node:
     names = set(type_names(place))
-    types_of(place)  # refuses names that are none
     found = of_types(set(TYPES) - names - {"number", "integer"})
     if "number" in names:
         return found

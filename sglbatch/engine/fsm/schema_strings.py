@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from sglbatch.engine.fsm.budget import Budget
 from sglbatch.engine.fsm.schema_formats import EXACT_FORMATS, FORMATS, UNHELD_FORMATS, format_automaton
@@ -63,13 +62,11 @@ class StringReader:
         others = [ALL_TEXTS] if not sets else text_not(sets[0], self._budget)
         yield Node(strings=tuple(others))
 
-    def pattern(self, place: Place, pattern: Any, keyword: str) -> TextSet | None:
+    def pattern(self, place: Place, pattern: str, keyword: str) -> TextSet | None:
         """The texts that a pattern under ``keyword`` matches; None when there are none.
 
         Raises ConstraintError: invalid-schema, constraint-too-large; UnsupportedSchemaError.
         """
-        if not isinstance(pattern, str):
-            raise invalid(place, keyword, "it must be a regex as text")
         if pattern not in self._patterns:
             try:
                 automaton = pattern_automaton(pattern, self._budget, self._store)
@@ -97,7 +94,7 @@ class StringReader:
     def _format(self, place: Place) -> str | None:
         """The format that is a condition here; one that the specification does not name only describes."""
         name = place.schema.get("format")
-        if not self._formats or not isinstance(name, str):
+        if not self._formats or name is None:
             return None
         if name in UNHELD_FORMATS and "string" in type_names(place):
             leave(self._unenforced, place, "format", f"no automaton holds {name!r}")
