@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("triton", reason="triton has no build for this platform")
 
-from sglbatch.engine.attention.triton import batch_arrays, list_works
+from sglbatch.engine.attention.triton import HEIGHTS, batch_arrays, list_works
 from sglbatch.engine.attention.worklist import NO_TILE
 from sglbatch.engine.batch import FlatBatch, SharedWork, SingleWork
 from sglbatch.engine.fused.graphs import Bucket
@@ -47,7 +47,7 @@ def test_padding_changes_nothing(num_rows: int, num_shared: int) -> None:
         if name != "kv_positions":
             assert ints[name][: len(array)].tolist() == array.tolist(), name
     assert (ints["write_slots"][num_rows:] == SCRATCH).all(), "padding rows must not write into anybody's slots"
-    for height in ("wide", "narrow"):
+    for height in HEIGHTS:
         padding = ints[f"{height}_work"][len(arrays[f"{height}_work"]) :]
         assert (ints["num_rows"][padding] == 0).all() and (ints["num_slots"][padding] == 0).all()
         assert (ints[f"{height}_index"][len(arrays[f"{height}_work"]) :] == NO_TILE).all()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from itertools import pairwise
+from math import ceil
 
 import numpy as np
 import pytest
@@ -29,7 +30,8 @@ def tokens_of(text: str) -> TokenIds:
 
 def walked(texts: Sequence[str], min_len: int, max_len: int) -> list[list[TokenIds]]:
     """The prompts of each slab in the order in which they run, as the job puts them together."""
-    slabs = [[texts[i] for i in slab] for slab in cut_slabs(texts, min_len=min_len, max_len=max_len)]
+    cut = cut_slabs(texts, min_len=min_len, max_len=max_len, first_share=2)
+    slabs = [[texts[i] for i in slab] for slab in cut]
     walk: list[list[TokenIds]] = []
     for number, slab in enumerate(slabs):
         prompts = [tokens_of(text) for text in slab]
@@ -47,13 +49,15 @@ def computed(prompts: Sequence[TokenIds]) -> int:
     return sum(map(len, prompts)) - shared
 
 
-@given(texts_strategy, lens_strategy)
-def test_slabs_are_the_texts_in_order(texts: list[str], lens: tuple[int, int]) -> None:
+@given(texts_strategy, lens_strategy, st.integers(1, 3))
+def test_slabs_are_the_texts_in_order(texts: list[str], lens: tuple[int, int], first_share: int) -> None:
     min_len, max_len = lens
-    slabs = cut_slabs(texts, min_len=min_len, max_len=max_len)
+    slabs = cut_slabs(texts, min_len=min_len, max_len=max_len, first_share=first_share)
     order = [i for slab in slabs for i in slab]
     assert order == sorted(range(len(texts)), key=texts.__getitem__), "equal texts in input order"
-    for slab, following in pairwise(slabs):
+    for number, (slab, following) in enumerate(pairwise(slabs)):
+        share = 1 if number else first_share
+        min_len, max_len = ceil(lens[0] / share), ceil(lens[1] / share)
         assert len(slab) >= min_len
         assert texts[slab[-1]] != texts[following[0]], "equal texts stay together"
         assert len(slab) <= max_len or texts[slab[min_len - 1]] == texts[slab[-1]], "only equal texts make it longer"

@@ -15,6 +15,9 @@ MIN_SLAB: Final = 192
 MAX_SLAB: Final = 320
 """Calls of a slab: tokenising one takes a fraction of a step in which a GPU computes what is new in a hundred."""
 
+FIRST_SHARE: Final = 3
+"""The first slab is so many times smaller: nothing is computed beside it."""
+
 SLAB_CHARS: Final = 2_000_000
 """Of long prompts so many characters make a slab, on average."""
 
@@ -71,7 +74,8 @@ class Feed:
         texts = [question.call.order_text for question in questions]
         most = SLAB_CHARS * len(texts) // max(1, sum(map(len, texts)))
         max_len = max(1, min(MAX_SLAB, most))
-        slabs = cut_slabs(texts, min_len=max(1, max_len * MIN_SLAB // MAX_SLAB), max_len=max_len)
+        min_len = max(1, max_len * MIN_SLAB // MAX_SLAB)
+        slabs = cut_slabs(texts, min_len=min_len, max_len=max_len, first_share=FIRST_SHARE)
         return [[questions[i] for i in slab] for slab in slabs]
 
 

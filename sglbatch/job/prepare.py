@@ -120,22 +120,26 @@ class Prepared:
         self, arguments: Mapping[str, Any], program_id: int, row_key: str, error: ErrorInfo | None = None
     ) -> Program:
         """The program of one row that runs the function."""
-        config = self.config
-        forced = SamplingOverride(
-            temperature=config.temperature,
-            max_tokens=config.max_tokens,
-            complete=config.complete or None,
-            allow_unenforced=config.allow_unenforced or None,
-            choice_decoding=None if config.choice_decoding == "exact" else config.choice_decoding,
-        )
         return Program(
             self.template.function,
             arguments,
             program_id=program_id,
             row_key=row_key,
-            forced=forced,
+            forced=self._forced,
             record=self.record,
             error=error,
+        )
+
+    @cached_property
+    def _forced(self) -> SamplingOverride:
+        """What the command line says of all gens."""
+        config = self.config
+        return SamplingOverride(
+            temperature=config.temperature,
+            max_tokens=config.max_tokens,
+            complete=config.complete or None,
+            allow_unenforced=config.allow_unenforced or None,
+            choice_decoding=None if config.choice_decoding == "exact" else config.choice_decoding,
         )
 
     @property

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sglbatch.errors import SglbatchError
+from sglbatch.lang.branch_text import BranchText
 from sglbatch.lang.calls import ProgramError
 from sglbatch.lang.guard import strip_guard
 from sglbatch.lang.stream import Stream
@@ -33,8 +34,7 @@ class Outcome:
         means: how an endpoint was brought to choose each select's value.
         cut: max_tokens cut an answer, also one without a name or in a branch that is not joined.
         usage: tokens of all calls of the row.
-        transcript: the root state's whole text, markup of the chat template included.
-        answer_spans: where the transcript has answers: [first, behind the last) character of each.
+        text: of the root state; not compared.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
@@ -44,9 +44,18 @@ class Outcome:
     means: dict[str, str] = field(default_factory=dict)
     cut: bool = False
     usage: Usage = field(default_factory=lambda: Usage(prompt_tokens=0, generated_tokens=0))
-    transcript: str = ""
-    answer_spans: tuple[tuple[int, int], ...] = ()
+    text: BranchText | None = field(default=None, compare=False, repr=False)
     dtypes: dict[str, VarType] = field(default_factory=dict)
+
+    @property
+    def transcript(self) -> str:
+        """The root state's whole text, markup of the chat template included."""
+        return "" if self.text is None else self.text.plain()
+
+    @property
+    def answer_spans(self) -> tuple[tuple[int, int], ...]:
+        """Where the transcript has answers: [first, behind the last) character of each."""
+        return () if self.text is None else self.text.answer_spans()
 
 
 def outcome_of(root: Stream, *, returned: Any, error: ErrorInfo | None, results: Iterable[Result]) -> Outcome:
@@ -66,8 +75,7 @@ def outcome_of(root: Stream, *, returned: Any, error: ErrorInfo | None, results:
         means={name: v.means for name, v in variables.items() if v.means is not None},
         cut=cut,
         usage=usage,
-        transcript=root.text.plain(),
-        answer_spans=root.text.answer_spans(),
+        text=root.text,
         dtypes={name: _plain_type(variable.var_type) for name, variable in variables.items()} | lost,
     )
 

@@ -145,7 +145,8 @@ class Scripts:
             seen.append(program.may_extend(call.path))
             program.deliver(call.path, _result(call, answers.text(call)), len(seen))
             waiting += program.take_calls()
-        return [*seen, program.outcome]
+        outcome = program.outcome
+        return [*seen, outcome, outcome.transcript, outcome.answer_spans]
 
 
 def _result(call: ModelCall, text: str) -> Result:

@@ -18,18 +18,20 @@ from sglbatch.shared_text import common_len
 from sglbatch.types import TokenIds
 
 
-def cut_slabs(texts: Sequence[str], *, min_len: int, max_len: int) -> list[list[int]]:
+def cut_slabs(texts: Sequence[str], *, min_len: int, max_len: int, first_share: int = 1) -> list[list[int]]:
     """The indices of ``texts`` in their order, in slabs.
 
     A slab has ``min_len`` to ``max_len`` texts, and ends where neighbours have least in common. Equal texts stay
-    together, whatever their number. The last slab has what is left, at most ``max_len``.
+    together, whatever their number. The first slab has that many divided by ``first_share``, the last one what is left,
+    at most ``max_len``.
     """
-    assert 1 <= min_len <= max_len
+    assert 1 <= min_len <= max_len and first_share >= 1
     order = sorted(range(len(texts)), key=texts.__getitem__)
     slabs: list[list[int]] = []
     begin = 0
     while len(order) - begin > max_len:
-        end = _best_cut(texts, order, begin + min_len, begin + max_len)
+        share = 1 if slabs else first_share
+        end = _best_cut(texts, order, begin + -(-min_len // share), begin + -(-max_len // share))
         slabs.append(order[begin:end])
         begin = end
     return [*slabs, order[begin:]] if begin < len(order) else slabs

@@ -22,9 +22,12 @@ from sglbatch.engine.transfer import upload
 WORK_ARRAYS: Final = tuple(f.name for f in fields(WorkList) if f.name != "num_parts")
 
 # Measured on an H200 with 32 / 8 heads of 128: see benchmarks/results.
+HEIGHTS: Final = ("wide", "middle", "narrow")
 WIDE_PAIRS: Final = 128
+MIDDLE_PAIRS: Final = 64
 WIDE_SLOTS: Final = 64
 WIDE_LAUNCH: Final = {"num_warps": 8, "num_stages": 2}
+MIDDLE_LAUNCH: Final = {"BLOCK_N": 32, "num_warps": 4, "num_stages": 4}
 NARROW_LAUNCH: Final = {"BLOCK_N": 32, "num_warps": 2, "num_stages": 4}
 HEAD_BYTES: Final = 256
 """The largest head for which two wide tiles are worked on at a time on a multiprocessor; of larger ones fewer slots are
@@ -79,8 +82,8 @@ class TritonAttention:
         parts_PQE = q_TQD.new_empty(self._num_parts, Q, E)
         if self._lse is None or self._lse.shape[1] != Q:
             self._lse = torch.empty(self._num_parts, Q, dtype=torch.float32, device=q_TQD.device)
-        self._attend_tiles(q_TQD, k_NKD, v_NKD, kind, parts_PQE, wide=True)
-        self._attend_tiles(q_TQD, k_NKD, v_NKD, kind, parts_PQE, wide=False)
+        for height in HEIGHTS:
+            self._attend_tiles(height, q_TQD, (k_NKD, v_NKD), kind, parts_PQE)
         self._merge(parts_PQE, sinks_Q)
         return parts_PQE[:T]
 
@@ -106,15 +109,13 @@ class TritonAttention:
 
     def _attend_tiles(
         self,
+        height: str,
         q_TQD: torch.Tensor,
-        k_NKD: torch.Tensor,
-        v_NKD: torch.Tensor,
+        pool: tuple[torch.Tensor, torch.Tensor],
         kind: AttentionKind,
         parts_PQE: torch.Tensor,
-        *,
-        wide: bool,
     ) -> None:
-        height = "wide" if wide else "narrow"
+        k_NKD, v_NKD = pool
         ints, tiles = self._ints, self._ints[f"{height}_work"]
         if not len(tiles):
             return
@@ -146,20 +147,23 @@ class TritonAttention:
             E=E,
             D_PAD=max(16, triton.next_power_of_2(D)),
             E_PAD=max(16, triton.next_power_of_2(E)),
-            BLOCK_M=max(WIDE_PAIRS, narrow_pairs(self._group)) if wide else narrow_pairs(self._group),
+            BLOCK_M=tile_pairs(self._group)[height],
             HAS_SOFTCAP=kind.softcap is not None,
             HAS_WINDOW=kind.window is not None,
-            **(wide_launch(max(D, E) * k_NKD.element_size(), q_TQD.device) if wide else NARROW_LAUNCH),
+            **tile_launch(height, max(D, E) * k_NKD.element_size(), q_TQD.device),
         )
 
 
-def narrow_pairs(group: int) -> int:
-    """Height of the tiles of works with few rows: a whole number of rows, and enough for a matrix product."""
-    return max(16, int(triton.next_power_of_2(group)))
+def tile_pairs(group: int) -> dict[str, int]:
+    """Heights of tiles, in (row, query head) pairs: a whole number of rows, and enough for a matrix product."""
+    narrow = max(16, int(triton.next_power_of_2(group)))
+    return {"wide": max(WIDE_PAIRS, narrow), "middle": max(MIDDLE_PAIRS, narrow), "narrow": narrow}
 
 
-def wide_launch(head_bytes: int, device: torch.device) -> dict[str, int]:
-    """How wide tiles are launched."""
+def tile_launch(height: str, head_bytes: int, device: torch.device) -> dict[str, int]:
+    """How tiles are launched."""
+    if height != "wide":
+        return MIDDLE_LAUNCH if height == "middle" else NARROW_LAUNCH
     head_bytes = int(triton.next_power_of_2(head_bytes))
     launch = WIDE_LAUNCH | {"BLOCK_N": max(16, WIDE_SLOTS * HEAD_BYTES // max(HEAD_BYTES, head_bytes))}
     if device.type == "cuda" and head_bytes <= HEAD_BYTES:
@@ -169,10 +173,8 @@ def wide_launch(head_bytes: int, device: torch.device) -> dict[str, int]:
 
 def list_works(batch: FlatBatch, *, group: int, merge_all: bool = False) -> WorkList:
     """The work list with this module's tile heights."""
-    narrow = narrow_pairs(group)
-    return make_work_list(
-        batch, group=group, wide_pairs=max(WIDE_PAIRS, narrow), narrow_pairs=narrow, merge_all=merge_all
-    )
+    pairs = {f"{height}_pairs": pairs for height, pairs in tile_pairs(group).items()}
+    return make_work_list(batch, group=group, merge_all=merge_all, **pairs)
 
 
 def batch_arrays(batch: FlatBatch, works: WorkList, rows: Sequence[int]) -> dict[str, Ints32]:

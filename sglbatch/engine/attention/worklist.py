@@ -1,8 +1,9 @@
 """A flat batch's attention as a list of works for the kernels. Pure numpy.
 
-Works are (rows x slots) rectangles or causal trapezoids. Wide ones (many rows) and narrow ones (few rows) are cut into
-tiles of different heights. Every row of a work gives one *part*, a row of the parts' buffer. Its first T rows are the
-output itself: a work whose rows have no other part writes there; the others' parts follow and are merged.
+Works are (rows x slots) rectangles or causal trapezoids. They are cut into tiles of three heights: one narrow tile
+where a work has few rows; else wide ones, and a middle one where what is left at the end fits it. Every row of a work
+gives one *part*, a row of the parts' buffer. Its first T rows are the output itself: a work whose rows have no other
+part writes there; the others' parts follow and are merged.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ NO_TILE = -1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkList:
-    """int32 arrays; W works, S slots, T rows, M rows to merge, tiles of two heights.
+    """int32 arrays; W works, S slots, T rows, M rows to merge, tiles of three heights.
 
     row, num_rows, slot, num_slots, causal, part: [W], see ``kernels.attend_tiles``.
-    wide_work, wide_index, narrow_work, narrow_index: the tiles, as work and place within it.
+    wide_work, wide_index, middle_work, middle_index, narrow_work, narrow_index: the tiles, as work and place within it,
+        counted in tiles of the same height.
     merge_rows: [M]; merge_first: [M + 1]; merge_parts: the parts of the i-th row to merge are
         merge_parts[merge_first[i] : merge_first[i + 1]].
     slots, kv_positions: [S]; positions: [T].
@@ -43,6 +45,8 @@ class WorkList:
     part: Ints32
     wide_work: Ints32
     wide_index: Ints32
+    middle_work: Ints32
+    middle_index: Ints32
     narrow_work: Ints32
     narrow_index: Ints32
     merge_rows: Ints32
@@ -55,20 +59,23 @@ class WorkList:
 
 
 def make_work_list(
-    batch: FlatBatch, *, group: int, wide_pairs: int, narrow_pairs: int, merge_all: bool = False
+    batch: FlatBatch, *, group: int, wide_pairs: int, middle_pairs: int, narrow_pairs: int, merge_all: bool = False
 ) -> WorkList:
     """Lists the works of a batch.
 
     Args:
         group: query heads for each key/value head.
-        wide_pairs, narrow_pairs: (row, query head) pairs of a tile.
+        wide_pairs, middle_pairs, narrow_pairs: (row, query head) pairs of a tile, each a multiple of the next.
         merge_all: every row goes through the merge, which adds attention sinks.
     """
     row, num_rows, slot, num_slots, causal, slots, positions = _works(batch, narrow_pairs // group)
     pairs = num_rows * group
-    is_wide = pairs > narrow_pairs
-    wide_work, wide_index = _tiles(np.nonzero(is_wide)[0], pairs, wide_pairs)
-    narrow_work, narrow_index = _tiles(np.nonzero(~is_wide)[0], pairs, narrow_pairs)
+    is_narrow = pairs <= narrow_pairs
+    left = np.where(is_narrow, 0, pairs % wide_pairs)
+    ends_in_middle = (left > 0) & (left <= middle_pairs)
+    num_wide = np.where(is_narrow, 0, -(-pairs // wide_pairs) - ends_in_middle)
+    wide_work = np.repeat(np.arange(len(pairs)), num_wide)
+    middle_work, narrow_work = np.nonzero(ends_in_middle)[0], np.nonzero(is_narrow)[0]
     part, merge_rows, merge_first, merge_parts, num_parts = _parts(row, num_rows, len(batch.input_ids), merge_all)
     return WorkList(
         row=_int32(row),
@@ -77,10 +84,12 @@ def make_work_list(
         num_slots=_int32(num_slots),
         causal=_int32(causal),
         part=_int32(part),
-        wide_work=wide_work,
-        wide_index=wide_index,
-        narrow_work=narrow_work,
-        narrow_index=narrow_index,
+        wide_work=_int32(wide_work),
+        wide_index=_int32(np.arange(len(wide_work)) - np.repeat(np.cumsum(num_wide) - num_wide, num_wide)),
+        middle_work=_int32(middle_work),
+        middle_index=_int32(num_wide[middle_work] * (wide_pairs // middle_pairs)),
+        narrow_work=_int32(narrow_work),
+        narrow_index=_int32(np.zeros_like(narrow_work)),
         merge_rows=_int32(merge_rows),
         merge_first=_int32(merge_first),
         merge_parts=_int32(merge_parts),
@@ -141,11 +150,3 @@ def _works(batch: FlatBatch, few_rows: int) -> tuple[Ints, ...]:
         np.concatenate([*slots, single.slots]),
         np.concatenate([*positions, single.positions]),
     )
-
-
-def _tiles(works: Ints, pairs: Ints, height: int) -> tuple[Ints32, Ints32]:
-    """The tiles of the given works: (work, place within the work) each."""
-    num_tiles = -(-pairs[works] // height)
-    work = np.repeat(works, num_tiles)
-    first = np.repeat(np.cumsum(num_tiles) - num_tiles, num_tiles)
-    return _int32(work), _int32(np.arange(len(work)) - first)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sglbatch.engine.attention.triton import TritonAttention, batch_arrays, list_works
+from sglbatch.engine.attention.triton import HEIGHTS, TritonAttention, batch_arrays, list_works
 from sglbatch.engine.attention.worklist import NO_TILE, Ints32
 from sglbatch.engine.batch import FlatBatch
 from sglbatch.engine.fused.body import ROW_STEP, FusedBody
@@ -42,7 +42,7 @@ class Bucket:
     def lens(self) -> dict[str, int]:
         """Length of each array, in the order of the buffer; ``slots`` is last, since only its used part is copied."""
         rows, works = self.num_rows, self.num_rows + self.num_shared + 1
-        wide = rows * self.group // 16 + self.num_shared
+        wide = rows * self.group // 32 + self.num_shared
         narrow = rows + 256
         return {
             "input_ids": rows,
@@ -57,6 +57,8 @@ class Bucket:
             "part": works,
             "wide_work": wide,
             "wide_index": wide,
+            "middle_work": self.num_shared,
+            "middle_index": self.num_shared,
             "narrow_work": narrow,
             "narrow_index": narrow,
             "merge_rows": rows,
@@ -84,10 +86,8 @@ class Bucket:
             return None
         padding = {
             "write_slots": scratch_slot,
-            "wide_work": lens["row"] - 1,
-            "narrow_work": lens["row"] - 1,
-            "wide_index": NO_TILE,
-            "narrow_index": NO_TILE,
+            **{f"{height}_work": lens["row"] - 1 for height in HEIGHTS},
+            **{f"{height}_index": NO_TILE for height in HEIGHTS},
             "merge_rows": self.num_parts - 1,
             "merge_first": int(arrays["merge_first"][-1]),
         }
@@ -121,10 +121,9 @@ class Captured:
         ints = {name: self.buffer[start : start + lens[name]] for name, start in offsets.items()}
         ints["kv_positions"] = ints["slots"]
         ints["write_slots"].fill_(scratch_slot)
-        ints["wide_work"].fill_(lens["row"] - 1)
-        ints["narrow_work"].fill_(lens["row"] - 1)
-        ints["wide_index"].fill_(NO_TILE)
-        ints["narrow_index"].fill_(NO_TILE)
+        for height in HEIGHTS:
+            ints[f"{height}_work"].fill_(lens["row"] - 1)
+            ints[f"{height}_index"].fill_(NO_TILE)
         ints["merge_rows"].fill_(bucket.num_parts - 1)
         self.attention = attention = TritonAttention(ints, num_parts=bucket.num_parts, group=bucket.group)
         body(attention.input_ids_T, attention.positions_T, attention, None)  # compiles the kernels
