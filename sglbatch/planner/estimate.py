@@ -55,8 +55,10 @@ class AnswerTokens:
 
 def answer_tokens(operations: Sequence[Operation]) -> list[AnswerTokens]:
     """``AnswerTokens`` of each operation."""
-    known = {operation: AnswerTokens.of(operation) for operation in set(operations)}  # a job has a handful
-    return [known[operation] for operation in operations]
+    objects = {id(operation): operation for operation in operations}  # hashing each would take longer than the rest
+    known = {operation: AnswerTokens.of(operation) for operation in set(objects.values())}  # a job has a handful
+    of_object = {key: known[operation] for key, operation in objects.items()}
+    return [of_object[id(operation)] for operation in operations]
 
 
 def unique_run_tokens(prompts: Sequence[TokenIds], operations: Sequence[Operation], order: Order, lcp: Lengths) -> int:
@@ -66,6 +68,8 @@ def unique_run_tokens(prompts: Sequence[TokenIds], operations: Sequence[Operatio
         order, lcp: of the prompts, see ``depth_first_order``.
     """
     answers = answer_tokens(operations)
+    if not any(answer.run_tokens for answer in answers):
+        return 0
     alone: dict[Operation, int] = {}
     places = order.tolist()
     unique = start = 0
@@ -89,7 +93,8 @@ def unique_run_tokens(prompts: Sequence[TokenIds], operations: Sequence[Operatio
 
 def unique_alone_tokens(operations: Sequence[Operation]) -> int:
     """Tokens of the radix tree of all calls' runs that stand without a prompt: they go first, and once."""
-    return _tree_size([run for operation in set(operations) for run in unconditional_runs(operation)])
+    distinct = set({id(operation): operation for operation in operations}.values())
+    return _tree_size([run for operation in distinct for run in unconditional_runs(operation)])
 
 
 def _beyond_prompts(prompts: Sequence[TokenIds], operations: Sequence[Operation]) -> int:

@@ -26,6 +26,9 @@ SLOTS_FOR_ROW = 2048
 MIN_SHARE_OF_ROWS = 0.75
 """Of the rows that could decode, how many a step takes at least, however badly they fill the device."""
 
+ABOUT_THE_SAME = 1.03
+"""Costs of a row that differ by less are as good."""
+
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
@@ -149,15 +152,17 @@ class DecodeGraphs:
 
         A product of M rows is cut into tiles, and these into as many rounds as the device needs; a few rows that open
         another round make all of them dearer (on an H200 one of 1,664 rows costs 5% more a row than one of 1,536). The
-        rows left out are in the next step.
+        rows left out are in the next step. Of numbers that cost about the same the largest leaves out fewest.
         """
         most = min(num_ready, MAX_ROWS)
         sizes = range(ROW_STEP, -(-most // ROW_STEP) * ROW_STEP + 1, ROW_STEP)
-        return min(
-            (min(size, most) for size in sizes if size >= MIN_SHARE_OF_ROWS * most),
-            key=lambda rows: self._seconds[-(-rows // ROW_STEP)] / rows,
-            default=num_ready,
-        )
+        costs = {
+            rows: self._seconds[-(-rows // ROW_STEP)] / rows
+            for rows in (min(size, most) for size in sizes)
+            if rows >= MIN_SHARE_OF_ROWS * most
+        }
+        limit = ABOUT_THE_SAME * min(costs.values(), default=0.0)
+        return max((rows for rows, cost in costs.items() if cost <= limit), default=num_ready)
 
     def capture_all(self) -> None:
         """Times the products, then captures every bucket, the largest first so that the others fit into its memory."""
