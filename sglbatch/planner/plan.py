@@ -193,7 +193,7 @@ def _fingerprint(prompts: Sequence[TokenIds], order: npt.NDArray[np.int64]) -> s
     for index in order.tolist():
         prompt = prompts[index]
         digest.update(len(prompt).to_bytes(4, "little"))
-        digest.update(memoryview(np.ascontiguousarray(prompt, dtype="<i4")))
+        digest.update(np.ascontiguousarray(prompt, dtype="<i4").data)
     return digest.hexdigest()
 
 
