@@ -7,9 +7,11 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 
 from sglbatch.engine.batch import FlatBatch, flatten
 from sglbatch.engine.decision import Output
+from sglbatch.engine.passes import Pending as InFlight
 from sglbatch.engine.sampler import Sampling
 from sglbatch.engine.sequence import Step
 
@@ -45,6 +47,9 @@ class StubPending:
     def result(self) -> list[Output]:
         return self._outputs
 
+    def tokens_at(self, places: list[int]) -> torch.Tensor:
+        return torch.tensor([self._outputs[place] for place in places])
+
 
 class StubRunner:
     """Counts the tokens that enter the model; ``num_slots`` as in the scheduler's config."""
@@ -54,20 +59,32 @@ class StubRunner:
         self.num_tokens = 0
         self.max_tokens_in_step = 0
 
+    most_rows = 4
+    """Few enough that tests see rows run ahead, and cohorts of more."""
+
     def best_rows(self, num_ready: int) -> int:
         """Leaves a quarter of the rows to the next step, so that tests see that happen."""
         return num_ready - num_ready // 4
 
-    def launch(self, step: Step, samplings: Sequence[Sampling | None]) -> StubPending:
-        return StubPending(self.run(step))
+    def launch(self, step: Step, samplings: Sequence[Sampling | None], before: InFlight | None) -> StubPending:
+        return StubPending(self.run(step, before))
 
-    def run(self, step: Step) -> list[Output]:
+    def run(self, step: Step, before: InFlight | None) -> list[Output]:
+        self.take_tokens(step, before)
         if step.pieces:
             self._forward(step)
         return [
             next_token(a.row.stored) if not a.targets else [logprob(a.row.stored, t) for t in a.targets]
             for a in step.actions
         ]
+
+    @staticmethod
+    def take_tokens(step: Step, before: InFlight | None) -> None:
+        """Gives the pieces of rows that run ahead the tokens that they stand for."""
+        for piece in step.pieces:
+            if piece.source is not None:
+                assert before is not None
+                piece.token_ids = before.tokens_at([piece.source]).tolist()
 
     def _forward(self, step: Step) -> None:
         batch, offsets = flatten(step, with_positions=True, share_prefill=self.num_tokens % 2 == 0)
@@ -86,6 +103,8 @@ class StubRunner:
         for piece in step.pieces:
             sequence = piece.sequence
             full = (*sequence.ids.tolist(), *sequence.output_ids[sequence.num_folded :])
+            if piece.source is not None:
+                full = (*full, *piece.token_ids)
             for i in range(len(piece.token_ids)):
                 assert seen[offsets[id(piece)] + i] == full[: piece.start + i + 1], "a row sees another's tokens"
 

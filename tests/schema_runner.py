@@ -10,6 +10,7 @@ import numpy as np
 from sglbatch.engine.decision import Output
 from sglbatch.engine.engine import LocalEngine
 from sglbatch.engine.fsm.bitmask import allowed_ids
+from sglbatch.engine.passes import Pending as InFlight
 from sglbatch.engine.sampler import Sampling
 from sglbatch.engine.scheduler import SchedulerConfig
 from sglbatch.engine.sequence import Step
@@ -23,8 +24,8 @@ NUM_SLOTS = 20_000
 class MaskedRunner(StubRunner):
     """Draws among the allowed tokens by a hash of the tokens before, whatever the step they come in."""
 
-    def launch(self, step: Step, samplings: Sequence[Sampling | None]) -> StubPending:
-        super().run(step)
+    def launch(self, step: Step, samplings: Sequence[Sampling | None], before: InFlight | None) -> StubPending:
+        super().run(step, before)
         outputs: list[Output] = []
         for action, sampling in zip(step.actions, samplings, strict=True):
             assert sampling is not None and sampling.mask_W is not None

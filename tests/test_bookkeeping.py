@@ -71,11 +71,13 @@ class Stopwatch:
 class ConstantRunner:
     """A model of no cost: flattens each step as the real one does, and answers the same token for everything."""
 
+    most_rows = 1
+
     def __init__(self, token_id: int, watch: Stopwatch) -> None:
         self._token_id = token_id
         self._watch = watch
 
-    def launch(self, step: Step, samplings: Sequence[Sampling | None]) -> StubPending:
+    def launch(self, step: Step, samplings: Sequence[Sampling | None], before: object) -> StubPending:
         if step.pieces:
             self._watch.time("flatten", lambda: flatten(step, with_positions=False, share_prefill=True))
         for row in (*(action.row for action in step.actions), *step.new_states):

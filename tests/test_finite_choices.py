@@ -22,6 +22,7 @@ from sglbatch.engine.fsm.bitmask import allowed_ids, single_bit
 from sglbatch.engine.fsm.finite import MAX_ALTERNATIVES, Alternative, FiniteChoices
 from sglbatch.engine.fsm.guide import Guide, whole_characters
 from sglbatch.engine.masses import own_masses
+from sglbatch.engine.passes import Pending as InFlight
 from sglbatch.engine.sampler import Sampling, sample
 from sglbatch.engine.scheduler import SchedulerConfig
 from sglbatch.engine.sequence import Step
@@ -209,7 +210,10 @@ class LogitsRunner(StubRunner):
         self._vocab_size = vocab_size
         self.num_scored = 0
 
-    def launch(self, step: Step, samplings: Sequence[Sampling | None]) -> Pending:  # type: ignore[override]
+    def launch(  # type: ignore[override]
+        self, step: Step, samplings: Sequence[Sampling | None], before: InFlight | None
+    ) -> Pending:
+        self.take_tokens(step, before)
         if step.pieces:
             self._forward(step)
         pending = Pending(len(step.actions))
@@ -243,7 +247,9 @@ def run(
         engine.scheduler.check_integrity()
         if config.get("reserve") == "full":
             for row in engine.scheduler.running:
-                assert row.in_flight or row.reserved + row.num_unused >= row.tail_left, "its room is promised to others"
+                assert row.num_in_flight or row.reserved + row.num_unused >= row.tail_left, (
+                    "its room is promised to others"
+                )
     assert engine.scheduler.pool.num_free == engine.scheduler.config.num_slots, "something stayed behind"
     return results, engine
 

@@ -24,6 +24,21 @@ pytestmark = [
 ]
 SAMPLES = Path(__file__).resolve().parent.parent / "samples"
 
+LEFT_BYTES = 64 << 20
+"""Of the device's memory, less than a whole step of the model needs in fp32."""
+
+
+@torch.inference_mode()
+def in_chunks(model: Any, ids: torch.Tensor, size: int) -> list[int]:
+    """transformers' next tokens for ids [1, T] where it computes so many at a time."""
+    tokens: list[int] = []
+    past = None
+    for begin in range(0, ids.shape[1], size):
+        output = model(ids[:, begin : begin + size], past_key_values=past, use_cache=True)
+        past = output.past_key_values
+        tokens += output.logits[0].argmax(dim=-1).tolist()
+    return tokens
+
 
 def texts() -> list[str]:
     """Shipped sample texts, each after the same introduction so that something is shared."""
@@ -83,7 +98,7 @@ def test_bf16_is_as_close_to_fp32_as_transformers_bf16_is() -> None:
     """
     engine, tokenizer, bf16 = load("bfloat16", 60_000)
     fp32 = AutoModelForCausalLM.from_pretrained(resolve_model("smollm2-135m").path, dtype=torch.float32).cuda().eval()
-    ours_same = bf16_same = between = total = 0
+    ours_same = bf16_same = between = chunked_same = total = 0
     for prompt in tokenizer.encode_prompts([(Text(t),) for t in texts()]):
         ids = torch.from_numpy(prompt.astype(np.int64))[None].cuda()
         exact, theirs = (m(ids).logits[0].argmax(dim=-1).tolist() for m in (fp32, bf16))
@@ -91,11 +106,25 @@ def test_bf16_is_as_close_to_fp32_as_transformers_bf16_is() -> None:
         ours_same += sum(a == b for a, b in zip(ours, exact, strict=True))
         bf16_same += sum(a == b for a, b in zip(theirs, exact, strict=True))
         between += sum(a == b for a, b in zip(ours, theirs, strict=True))
+        chunked_same += sum(a == b for a, b in zip(in_chunks(bf16, ids, 64), theirs, strict=True))
         total += len(prompt)
-    shares = {"ours/fp32": ours_same, "bf16/fp32": bf16_same, "ours/bf16": between}
+    shares = {"ours/fp32": ours_same, "bf16/fp32": bf16_same, "ours/bf16": between, "bf16 in chunks/bf16": chunked_same}
     print("agreement", {name: round(same / total, 4) for name, same in shares.items()})
     assert ours_same >= bf16_same - 0.01 * total
     assert between / total >= 0.95
+
+
+def test_a_step_that_does_not_fit_the_device_is_run_in_smaller_ones() -> None:
+    engine, tokenizer, _ = load("float32", 60_000)
+    prompts = tokenizer.encode_prompts([(Text(f"{i} {t}"),) for t in texts() for i in range(12)])
+    before = greedy(engine, prompts, 3)
+    assert engine.stats().out_of_memory == 0
+    torch.cuda.empty_cache()
+    taken = torch.empty(torch.cuda.mem_get_info()[0] - LEFT_BYTES, dtype=torch.uint8, device="cuda")
+    after = greedy(engine, prompts, 3)
+    assert engine.stats().out_of_memory > 0
+    assert sum(a == b for a, b in zip(after, before, strict=True)) >= 0.95 * len(prompts), "other sums, the same texts"
+    del taken
 
 
 def test_planned_tokens_enter_once_also_in_a_small_pool() -> None:

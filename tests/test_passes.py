@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from sglbatch.engine.engine import LocalEngine
 from sglbatch.engine.loader import load_engine
+from sglbatch.engine.passes import Pending as InFlight
 from sglbatch.engine.sampler import Sampling
 from sglbatch.engine.scheduler import SchedulerConfig
 from sglbatch.engine.sequence import Step
@@ -36,16 +37,16 @@ class TightRunner(StubRunner):
         self.largest = 0
         self.num_failed = 0
 
-    def launch(self, step: Step, samplings: Sequence[Sampling | None]) -> StubPending:
+    def launch(self, step: Step, samplings: Sequence[Sampling | None], before: InFlight | None) -> StubPending:
         assert len(samplings) == len(step.actions)
         size = max(step.num_tokens, len(step.actions))
         if size > self.limit:
             self.num_failed += 1
             if self.num_failed % 2:
-                self.run(step)
+                self.run(step, before)
             raise torch.OutOfMemoryError
         self.largest = max(self.largest, size)
-        return super().launch(step, samplings)
+        return super().launch(step, samplings, before)
 
 
 def make_engine(limit: int, num_slots: int, **config: Any) -> tuple[LocalEngine, TightRunner]:

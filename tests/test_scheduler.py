@@ -209,7 +209,10 @@ def test_full_reservation_computes_every_token_once(
     check_results(requests, results)
     stats = engine.stats()
     num_decoded = runner.num_tokens - stats.computed_prompt_tokens
-    assert num_decoded == sum(r.usage.generated_tokens - 1 for r in results.values() if r.usage.generated_tokens)
+    needed = sum(r.usage.generated_tokens - 1 for r in results.values() if r.usage.generated_tokens)
+    ends = sum(r.finish_reason == "stop" for r in results.values())
+    # a row that runs ahead may enter one step with the token that turns out to be its end
+    assert needed <= num_decoded <= needed + (ends if overlap else 0)
     assert stats.recomputed_tokens == 0
     assert stats.computed_prompt_tokens == unique_tokens(requests)
 

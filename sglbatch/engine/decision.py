@@ -6,7 +6,8 @@ Shape suffixes: R rows, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from dataclasses import dataclass
+from itertools import accumulate, chain
 from typing import TypeAlias
 
 import torch
@@ -24,6 +25,7 @@ class Pending:
 
     def __init__(self, num_actions: int) -> None:
         self._outputs: list[Output] = [0] * num_actions
+        self._drawn: list[tuple[list[int], torch.Tensor]] = []
         self._tokens: list[tuple[list[int], torch.Tensor]] = []
         self._scores: list[tuple[list[int], list[int], torch.Tensor]] = []
         self._event: torch.cuda.Event | None = None
@@ -34,6 +36,7 @@ class Pending:
 
     def add_tokens(self, places: list[int], tokens_R: torch.Tensor) -> None:
         """Sampled ids, int64 [R]."""
+        self._drawn.append((places, tokens_R))
         self._tokens.append((places, _to_host(tokens_R)))
 
     def add_scores(self, places: list[int], lens: list[int], scores: torch.Tensor) -> None:
@@ -46,6 +49,12 @@ class Pending:
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()
 
+    def tokens_at(self, places: list[int]) -> torch.Tensor:
+        """Sampled ids of some actions, int64 on the device, without waiting for them."""
+        index = {place: i for i, place in enumerate(chain.from_iterable(places for places, _ in self._drawn))}
+        tokens_R = torch.cat([tokens for _, tokens in self._drawn])
+        return tokens_R[to_device([index[place] for place in places], tokens_R.device)]
+
     def result(self) -> list[Output]:
         """Waits for this step, not for any that was launched after it."""
         if self._event is not None:
@@ -56,6 +65,20 @@ class Pending:
             values, ends = scores.tolist(), list(accumulate(lens))
             self.add_outputs(places, [values[end - n : end] for end, n in zip(ends, lens, strict=True)])
         return self._outputs
+
+
+@dataclass(frozen=True, slots=True)
+class IdsInFlight:
+    """Token ids that a step takes from the one before it, on the device.
+
+    rows_F: int64 [F], the flat rows that they are for; tokens_F: int64 [F].
+    """
+
+    rows_F: torch.Tensor
+    tokens_F: torch.Tensor
+
+    def put_into(self, input_ids_T: torch.Tensor) -> None:
+        input_ids_T.index_copy_(0, self.rows_F, self.tokens_F.to(input_ids_T.dtype))
 
 
 def _to_host(tensor: torch.Tensor) -> torch.Tensor:

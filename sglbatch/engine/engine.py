@@ -118,7 +118,8 @@ class LocalEngine:
         """Launches the next step, then takes what the one before it decided (or, without overlap, this one)."""
         before, self._in_flight = self._in_flight, None
         scheduler = self.scheduler
-        if scheduler.has_unfinished and (before is None or scheduler.num_ready() >= MIN_OVERLAP_TOKENS):
+        scheduler.runs_ahead = self._overlap and len(scheduler.running) <= self._runner.most_rows
+        if scheduler.has_unfinished and (before is None or self._is_worth_a_step()):
             self._in_flight = self._launch(before)
         if before is None and not self._overlap:
             before, self._in_flight = self._in_flight, None
@@ -127,6 +128,11 @@ class LocalEngine:
         is_more = self._in_flight is not None or scheduler.has_unfinished
         num_results = min(len(self._ended), MAX_RESULTS) if is_more else len(self._ended)
         return [self._ended.popleft()() for _ in range(num_results)]
+
+    def _is_worth_a_step(self) -> bool:
+        """Whether to launch one behind that in flight: a large one, or one that leaves nobody behind."""
+        num_ready, num_running = self.scheduler.num_ready(), len(self.scheduler.running)
+        return num_ready >= MIN_OVERLAP_TOKENS or (self.scheduler.runs_ahead and num_ready == num_running > 0)
 
     def _launch(self, before: tuple[Step, Pending] | None) -> tuple[Step, Pending] | None:
         """Schedules and launches a step behind the one in flight."""
@@ -141,10 +147,13 @@ class LocalEngine:
         return step, pending
 
     def _max_decode_rows(self) -> int | None:
-        """About half of many decoding rows, so that there are two cohorts; what is more of them waits for a step."""
+        """About half of many decoding rows, so that there are two cohorts; what is more of them waits for a step.
+
+        Rows that run ahead need no second cohort: their next step is prepared and launched while they are in flight.
+        """
         num_running, num_ready = len(self.scheduler.running), self.scheduler.num_idle
         half = (num_running + 1) // 2
-        if num_ready > COHORT_SHARE * num_running and half >= MIN_OVERLAP_TOKENS:
+        if not self.scheduler.runs_ahead and num_ready > COHORT_SHARE * num_running and half >= MIN_OVERLAP_TOKENS:
             num_ready = half
         return self._runner.best_rows(num_ready) if num_ready >= MIN_OVERLAP_TOKENS else None
 
@@ -263,6 +272,7 @@ class LocalEngine:
             end_token_ids=self._special_stops(operation.stop) | frozenset(operation.stop_token_ids),
         )
         self._owners[sequence] = generation
+        sequence.may_run_ahead = generation.may_run_ahead
         if scores is None:
             if operation.input_logprobs_from == 0:  # of a single token, which nothing comes before
                 generation.input_logprobs = ((None, int(request.prompt_ids[0])),)
@@ -302,10 +312,15 @@ class LocalEngine:
 
     def _sampling(self, action: Action) -> Sampling | None:
         owner = self._owners[action.sequence]
-        return owner.sampling() if isinstance(owner, Generation) and not action.targets else None
+        if not isinstance(owner, Generation) or action.targets:
+            return None
+        return owner.sampling(action.sequence.num_in_flight - 1)
 
     def _take(self, action: Action, output: Output) -> None:
-        owner = self._owners[action.sequence]
+        owner = self._owners.get(action.sequence)
+        if owner is None:
+            assert action.sequence.may_run_ahead, "who has ended has no further step, unless it ran ahead"
+            return
         if isinstance(owner, Generation):
             self._take_token(owner, action, output)
             return

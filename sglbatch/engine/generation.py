@@ -86,21 +86,28 @@ class Generation:
         self._logprobs: list[TokenLogprob] = []
         self._top_logprobs: list[tuple[TokenLogprob, ...]] = []
 
-    def sampling(self) -> Sampling:
-        """How the next token is drawn."""
+    @property
+    def may_run_ahead(self) -> bool:
+        """Whether a token can be drawn before the one before it is known here."""
+        operation = self.operation
+        penalised = operation.frequency_penalty or operation.presence_penalty
+        return self.guide is None and not penalised and operation.num_top_logprobs is None
+
+    def sampling(self, num_ahead: int = 0) -> Sampling:
+        """How the next token is drawn, or one after ``num_ahead`` others that are not known yet."""
         if self._is_plain:
             return GREEDY
-        operation = self.operation
+        operation, position = self.operation, self.num_sampled + num_ahead
         return Sampling(
             temperature=operation.temperature,
             top_p=operation.top_p,
             top_k=operation.top_k,
             min_p=operation.min_p,
             seed=self.request.seed,
-            position=self.num_sampled,
+            position=position,
             mask_W=self._mask(),
             penalties=self._penalties(),
-            banned=self._banned_early if self.num_sampled < operation.min_tokens else self._banned_always,
+            banned=self._banned_early if position < operation.min_tokens else self._banned_always,
             num_top_logprobs=operation.num_top_logprobs,
         )
 

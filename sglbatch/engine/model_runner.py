@@ -9,6 +9,7 @@ heads, Q query heads, D head size.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,7 +22,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from sglbatch.engine.attention.torch import AttentionKind, TorchAttention
 from sglbatch.engine.batch import CausalWork, FlatBatch, SharedWork, SingleWork, flatten, single_sequence
-from sglbatch.engine.decision import Output, Pending, decide
+from sglbatch.engine.decision import IdsInFlight, Output, Pending, decide
 from sglbatch.engine.layer_pool import Attention, LayerPool
 from sglbatch.engine.sampler import Sampling
 from sglbatch.engine.sequence import StateRow, Step
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from sglbatch.engine.attention.triton import TritonAttention
     from sglbatch.engine.fused.body import FusedBody
     from sglbatch.engine.fused.graphs import DecodeGraphs
+    from sglbatch.engine.passes import Pending as InFlight
 
 ATTENTION_NAME = "sglbatch"
 CHECK_TOKENS = 64
@@ -224,22 +226,28 @@ class ModelRunner:
         """How many of so many rows that could decode a step should take."""
         return num_ready if self._graphs is None else self._graphs.best_rows(num_ready)
 
+    @property
+    def most_rows(self) -> int:
+        """Of a step of decoding rows that is launched as one."""
+        return sys.maxsize if self._graphs is None else self._graphs.max_rows
+
     def run(self, step: Step, samplings: Sequence[Sampling | None]) -> list[Output]:
         """``launch`` and wait."""
         return self.launch(step, samplings).result()
 
     @torch.inference_mode()
-    def launch(self, step: Step, samplings: Sequence[Sampling | None]) -> Pending:
+    def launch(self, step: Step, samplings: Sequence[Sampling | None], before: InFlight | None = None) -> Pending:
         """Puts the step through the model; on a GPU without waiting for it.
 
         Args:
             samplings: for each action of the step, how to draw its token; None where it has targets to score.
+            before: the step before, whose tokens are this one's pieces where those have a ``source``.
 
         Returns:
             For each action its token id, or the log-probabilities of its targets.
         """
         rows = list({id(row): row for row in (*step.new_states, *(a.row for a in step.actions))}.values())
-        states_RH, rows = self._states(step, rows)
+        states_RH, rows = self._states(step, rows, before)
         index = {id(row): i for i, row in enumerate(rows)}
         action_rows = [index[id(a.row)] for a in step.actions]
         pending = Pending(len(step.actions))
@@ -253,7 +261,7 @@ class ModelRunner:
         pending.seal(self.device)
         return pending
 
-    def _states(self, step: Step, rows: list[StateRow]) -> tuple[torch.Tensor, list[StateRow]]:
+    def _states(self, step: Step, rows: list[StateRow], before: InFlight | None) -> tuple[torch.Tensor, list[StateRow]]:
         """The final hidden states [R, H] of rows, and the rows in that order; those that the tree keeps are stored."""
         new = [row for row in rows if row.piece is not None]
         old = [row for row in rows if row.piece is None]
@@ -261,35 +269,50 @@ class ModelRunner:
         if not step.pieces:
             return torch.stack(states), old
         batch, offsets = flatten(step, with_positions=self._has_windows, share_prefill=self._kernels == "torch")
-        new_RH = self._forward(batch, [offsets[id(row.piece)] + row.offset for row in new])[: len(new)]
+        ids = self._ids_in_flight(step, offsets, before)
+        new_RH = self._forward(batch, [offsets[id(row.piece)] + row.offset for row in new], ids)[: len(new)]
         kept_RH = new_RH[: len(step.new_states)].clone()
         for i, row in enumerate(new):
             row.stored, row.piece = (kept_RH, i) if i < len(step.new_states) else (new_RH, i), None
         return (torch.cat([new_RH, torch.stack(states)]) if old else new_RH), new + old
 
-    def _forward(self, batch: FlatBatch, rows: Sequence[int]) -> torch.Tensor:
+    def _ids_in_flight(self, step: Step, offsets: dict[int, int], before: InFlight | None) -> IdsInFlight | None:
+        """The ids of rows that run ahead."""
+        pieces = [(piece, piece.source) for piece in step.pieces if piece.source is not None]
+        if not pieces:
+            return None
+        assert before is not None
+        tokens_F = before.tokens_at([source for _, source in pieces]).to(self.device)
+        return IdsInFlight(to_device([offsets[id(piece)] for piece, _ in pieces], self.device), tokens_F)
+
+    def _forward(self, batch: FlatBatch, rows: Sequence[int], ids: IdsInFlight | None = None) -> torch.Tensor:
         """Final hidden states [R, H] of some flat rows, or more; the batch's keys and values go into the pool."""
         if self._kernels == "torch":
-            return self._run_body(batch, TorchAttention(batch, self.device))[rows]
-        states_TH = self._graphs.run(batch) if self._graphs is not None else None
+            return self._run_body(batch, TorchAttention(batch, self.device), ids)[rows]
+        states_TH = self._graphs.run(batch, ids) if self._graphs is not None else None
         if states_TH is not None:
             everything = list(rows) == list(range(len(batch.input_ids)))
             return states_TH if everything else states_TH[to_device(rows, self.device)]
         attention = self._triton_attention(batch, [*rows, *list(rows[:1]) * self._num_missing(len(rows))])
         if self._fused is not None:
+            if ids is not None:
+                ids.put_into(attention.input_ids_T)
             return self._fused(attention.input_ids_T, attention.positions_T, attention, attention.rows_R)
-        return self._run_body(batch, attention)[attention.rows_R]
+        return self._run_body(batch, attention, ids)[attention.rows_R]
 
     def _triton_attention(self, batch: FlatBatch, rows: Sequence[int]) -> TritonAttention:
         from sglbatch.engine.attention.triton import TritonAttention
 
         return TritonAttention.of(batch, self.device, group=self._group, rows=rows, merge_all=self._has_sinks)
 
-    def _run_body(self, batch: FlatBatch, attention: Attention) -> torch.Tensor:
+    def _run_body(self, batch: FlatBatch, attention: Attention, ids: IdsInFlight | None = None) -> torch.Tensor:
         for pool in self._pools.values():
             pool.attention = attention
+        input_ids_T = torch.from_numpy(batch.input_ids).to(self.device)
+        if ids is not None:
+            ids.put_into(input_ids_T)
         output = self.body(
-            input_ids=torch.from_numpy(batch.input_ids).to(self.device)[None],
+            input_ids=input_ids_T[None],
             position_ids=torch.from_numpy(batch.positions).to(self.device)[None],
             use_cache=False,
         )

@@ -32,13 +32,20 @@ class Pending(Protocol):
 
     def result(self) -> list[Output]: ...
 
+    def tokens_at(self, places: list[int]) -> torch.Tensor:
+        """Sampled ids of some actions, int64, on the device where they may still be drawn."""
+
 
 class Runner(Protocol):
     """What puts a step through a model; ``ModelRunner``, and a stub in tests of the scheduler."""
 
+    @property
+    def most_rows(self) -> int:
+        """Of a step of decoding rows that is launched as one."""
+
     def best_rows(self, num_ready: int) -> int: ...
 
-    def launch(self, step: Step, samplings: Seq[Sampling | None]) -> Pending: ...
+    def launch(self, step: Step, samplings: Seq[Sampling | None], before: Pending | None) -> Pending: ...
 
 
 class Finished:
@@ -49,6 +56,9 @@ class Finished:
 
     def result(self) -> list[Output]:
         return self._outputs
+
+    def tokens_at(self, places: list[int]) -> torch.Tensor:
+        return torch.tensor([self._outputs[place] for place in places], dtype=torch.int64)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -81,22 +91,23 @@ class Passes:
         """Launches a step. In several passes it is over on return.
 
         Args:
-            before: the step in flight, which is waited for before a step that did not fit is tried again.
+            before: the step in flight, which some rows' tokens come from; it is waited for before a step that did not
+                fit is tried again.
 
         Raises:
             ModelError: ``out-of-memory``, however small the pass.
         """
         whole = _Pass(step=step, places=list(range(len(step.actions))))
         if self.max_tokens is None or whole.size <= self.max_tokens:
-            pending = self._try(whole, samplings)
+            pending = self._try(whole, samplings, before)
             if pending is not None:
                 return pending
             if before is not None:
                 before.result()
             self._shrink(whole)
-        return Finished(self._run_in_parts(whole, samplings))
+        return Finished(self._run_in_parts(whole, samplings, before))
 
-    def _run_in_parts(self, whole: _Pass, samplings: Seq[Sampling | None]) -> list[Output]:
+    def _run_in_parts(self, whole: _Pass, samplings: Seq[Sampling | None], before: Pending | None) -> list[Output]:
         outputs: list[Output] = [0] * len(samplings)
         waiting = [whole]
         while waiting:
@@ -105,7 +116,7 @@ class Passes:
             if part.size > self.max_tokens:
                 waiting += reversed(list(_split(part, self.max_tokens)))
                 continue
-            pending = self._try(part, [samplings[i] for i in part.places])
+            pending = self._try(part, [samplings[i] for i in part.places], before)
             if pending is None:
                 self._shrink(part)
                 waiting.append(part)
@@ -114,10 +125,10 @@ class Passes:
                 outputs[place] = output
         return outputs
 
-    def _try(self, part: _Pass, samplings: Seq[Sampling | None]) -> Pending | None:
+    def _try(self, part: _Pass, samplings: Seq[Sampling | None], before: Pending | None) -> Pending | None:
         """None when the memory ran out. The error is not handed on: it holds what the failed pass had allocated."""
         try:
-            return self._runner.launch(part.step, samplings)
+            return self._runner.launch(part.step, samplings, before)
         except torch.OutOfMemoryError:
             return None
 

@@ -92,6 +92,8 @@ class Scheduler:
         """More of the plan will come: what it may share with its last row so far is kept."""
         self._planned: list[Sequence] = []
         self._follow_ups: list[Sequence] = []
+        self.runs_ahead = False
+        """Rows in flight whose next token may be drawn unseen go into the next step too; the engine's to say."""
         self._prefill_fills = True
         """The latest step was at least half full of prefill."""
         self._num_promised = 0
@@ -160,8 +162,9 @@ class Scheduler:
         if (len(step.pieces), len(step.actions)) == (num_pieces, num_actions):
             self._decode_rows(later, step)
         self._pin_next()
-        for action in step.actions:
-            action.sequence.in_flight = True
+        for place, action in enumerate(step.actions):
+            action.sequence.num_in_flight += 1
+            action.sequence.place = place
         self.num_in_flight += len(step.actions)
         self.counters.steps += bool(step.actions or step.pieces)
         assert step.actions or step.pieces or self.num_in_flight or not self.has_unfinished, "somebody must advance"
@@ -170,7 +173,7 @@ class Scheduler:
     def land(self, step: Step) -> None:
         """The step's outputs are here; before they are acted on."""
         for action in step.actions:
-            action.sequence.in_flight = False
+            action.sequence.num_in_flight -= 1
             if action.sequence.lent[0]:
                 self._take_back(action.sequence)
         self.num_in_flight -= len(step.actions)
@@ -184,15 +187,18 @@ class Scheduler:
 
     @property
     def num_idle(self) -> int:
-        """Decoding rows that are not in flight."""
-        return sum(1 for s in self.running if not s.in_flight)
+        """Rows that could decode now."""
+        return sum(map(self._may_decode, self.running))
+
+    def _may_decode(self, sequence: Sequence) -> bool:
+        return not sequence.num_in_flight or (self.runs_ahead and sequence.may_follow)
 
     # --- decode ---
 
     def _decoding_rows(self, most: int | None) -> list[Sequence]:
         """The rows that could decode now, by priority; where they are too many without those that are furthest ahead,
         so that all get on alike."""
-        rows = [s for s in self.running if not s.in_flight]
+        rows = [s for s in self.running if self._may_decode(s)]
         if most is None or len(rows) <= most:
             return rows
         ahead = set(heapq.nlargest(len(rows) - most, rows[1:], key=lambda s: s.num_fed))
@@ -206,16 +212,20 @@ class Scheduler:
                 probe_budget -= self._probe(sequence, step, probe_budget)
 
     def _decode(self, sequence: Sequence, step: Step) -> None:
-        """Feeds what was sampled, or forced by a constraint, and not fed yet."""
+        """Feeds what was sampled, or forced by a constraint, and not fed yet; or what is being sampled."""
         tokens = sequence.output_ids[sequence.num_fed :]
         position = len(sequence.ids) + sequence.tail_len
-        if not tokens:
+        source = None
+        if sequence.num_in_flight:
+            assert not tokens, "what is known is fed before what is not"
+            tokens, source = [0], sequence.place
+        elif not tokens:
             if sequence.probe is None:  # its choice is made, and its tokens are drawn one a step
                 assert sequence.last_state is not None
                 self._act(sequence, sequence.last_state, position - 1, step)
             return
         sequence.tail_len += len(tokens)
-        piece = Piece(sequence, tokens, position, tail_len=sequence.tail_len)
+        piece = Piece(sequence, tokens, position, tail_len=sequence.tail_len, source=source)
         step.pieces.append(piece)
         row = StateRow(piece, len(tokens) - 1)
         if sequence.probe is not None:
@@ -278,7 +288,7 @@ class Scheduler:
     def _give_way(self, sequence: Sequence) -> bool:
         """Takes slots from somebody for this row: the youngest after it, or for the head, from the plan's next path."""
         others = (*self.running, *([self.cut] if self.cut else []))
-        younger = [s for s in others if s > sequence and not s.in_flight]
+        younger = [s for s in others if s > sequence and not s.num_in_flight]
         if younger:
             self._pause(max(younger))
             return True
@@ -480,6 +490,8 @@ class Scheduler:
     def finish(self, sequence: Sequence) -> None:
         """A generating row is done: its slots stay for its program's next call, or go."""
         self._stop_running(sequence)
+        # it may have run ahead with a token that turned out to be the end
+        sequence.tail_len = min(sequence.tail_len, len(sequence.output_ids) - sequence.num_folded)
         like = self._finished[sequence.max_tail]
         like.num_rows += 1
         like.tail += sequence.num_fed

@@ -62,7 +62,9 @@ class Sequence:
         num_cached: positions of ``ids`` whose keys and values were there when the row was admitted.
         num_computed: positions of ``ids`` that are dealt with; less than num_cached where states are computed again.
         output_ids: every token sampled so far; the first ``num_folded`` are part of ``ids`` since a pause.
-        in_flight: it is part of a step whose tokens have not come back.
+        num_in_flight: its actions in steps whose outputs have not come back.
+        place: of its latest action in its step.
+        may_run_ahead: how its next token is drawn does not depend on the tokens before it.
         tail: slots of generated tokens, the first ``tail_len`` in use.
         reserved: slots promised to this row beyond those it holds.
         lent: slots at the tail's end that it has for one step only, and how many of them had been promised to it.
@@ -96,7 +98,9 @@ class Sequence:
         self.number = 0
         operation = request.operation
         self.max_tail = operation.max_tokens - 1 if isinstance(operation, Generate) and not self.targets else 0
-        self.in_flight = False
+        self.num_in_flight = 0
+        self.place = 0
+        self.may_run_ahead = False
         self.resumed = False
         self.num_folded = 0
         self.node: RadixNode | None = None
@@ -195,9 +199,15 @@ class Sequence:
         return len(self.tail_slots) - self.tail_len
 
     @property
+    def may_follow(self) -> bool:
+        """Whether it can go on behind the step in flight, with the token that only the device will know by then."""
+        return self.may_run_ahead and self.num_in_flight == 1 and self.tail_left > 0
+
+    @property
     def num_unfed(self) -> int:
-        """Tokens that wait to enter the model, the fewest that its probe can do with included."""
-        return len(self.output_ids) - self.num_fed + (0 if self.probe is None else self.probe.min_len)
+        """Tokens that wait to enter the model, those in flight and the fewest that its probe can do with included."""
+        least = 0 if self.probe is None else self.probe.min_len
+        return len(self.output_ids) + self.num_in_flight - self.num_fed + least
 
     def beside(self, more_ids: list[int], tail_slots: npt.NDArray[np.int64]) -> Sequence:
         """A row for one step that has this one's tokens and some more; its slots are this one's."""
@@ -227,9 +237,10 @@ class Piece:
         write_slots: in prefill, where each token's keys and values go; the scratch slot for tokens computed again
             only for their hidden state. int64 [num_tokens]. None in decode: they go where the tail ends.
         tail_len: in decode, how many generated tokens have slots, the new ones included; 0 in prefill.
+        source: the place of the action in the step before that draws this piece's one token; ``token_ids`` has 0 then.
     """
 
-    __slots__ = ("sequence", "start", "tail_len", "token_ids", "write_slots")
+    __slots__ = ("sequence", "source", "start", "tail_len", "token_ids", "write_slots")
 
     def __init__(
         self,
@@ -239,8 +250,10 @@ class Piece:
         *,
         write_slots: npt.NDArray[np.int64] | None = None,
         tail_len: int = 0,
+        source: int | None = None,
     ) -> None:
         self.sequence = sequence
+        self.source = source
         self.token_ids = token_ids
         self.start = start
         self.write_slots = write_slots

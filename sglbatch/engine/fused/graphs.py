@@ -17,6 +17,7 @@ import torch
 from sglbatch.engine.attention.triton import HEIGHTS, TritonAttention, batch_arrays, list_works
 from sglbatch.engine.attention.worklist import NO_TILE, Ints32
 from sglbatch.engine.batch import FlatBatch
+from sglbatch.engine.decision import IdsInFlight
 from sglbatch.engine.fused.body import ROW_STEP, FusedBody
 from sglbatch.engine.transfer import ALIGN, to_device
 
@@ -147,6 +148,10 @@ class DecodeGraphs:
         self._pool = torch.cuda.graph_pool_handle()
         self._captured: dict[int, Captured] = {}
 
+    @property
+    def max_rows(self) -> int:
+        return MAX_ROWS
+
     def best_rows(self, num_ready: int) -> int:
         """How many of the rows that could decode a step should take, so that each of them costs least.
 
@@ -187,7 +192,7 @@ class DecodeGraphs:
         """What one layer's products of so many times ROW_STEP rows cost, measured."""
         return [0.0, *(self._body.products_s(rows) for rows in range(ROW_STEP, MAX_ROWS + 1, ROW_STEP))]
 
-    def run(self, batch: FlatBatch) -> torch.Tensor | None:
+    def run(self, batch: FlatBatch, ids: IdsInFlight | None = None) -> torch.Tensor | None:
         """Final hidden states [T, H], valid until the next run; None where the batch does not fit a graph."""
         num_rows = len(batch.input_ids)
         if batch.causal or num_rows > MAX_ROWS:
@@ -199,5 +204,7 @@ class DecodeGraphs:
             return None
         captured = self._capture(bucket.num_rows)
         captured.buffer[: len(contents)].copy_(to_device(contents, self._device))
+        if ids is not None:
+            ids.put_into(captured.attention.input_ids_T)
         captured.graph.replay()
         return captured.states_RH[:num_rows]

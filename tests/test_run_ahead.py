@@ -1,0 +1,165 @@
+"""Rows that decode behind a step in flight, with a token that the processor does not know yet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from sglbatch.engine.decision import Output
+from sglbatch.engine.engine import LocalEngine
+from sglbatch.engine.loader import load_engine
+from sglbatch.engine.passes import Pending
+from sglbatch.engine.sampler import Sampling
+from sglbatch.engine.scheduler import SchedulerConfig
+from sglbatch.engine.sequence import Step
+from sglbatch.models import resolve_model
+from sglbatch.tokenizer import Tokenizer
+from sglbatch.types import Constraint, Generate, Request, Result, Text
+from tests.engine_stub import EOS, StubPending, StubRunner, StubTokenizer, generate, ids
+
+
+class Watched(StubPending):
+    """Outputs that know whether the processor has asked for them."""
+
+    def __init__(self, outputs: list[Output]) -> None:
+        super().__init__(outputs)
+        self.is_known = False
+
+    def result(self) -> list[Output]:
+        self.is_known = True
+        return super().result()
+
+
+class WatchingRunner(StubRunner):
+    """Notes of each step how many rows it has, and how many of them take a token that is not known yet."""
+
+    def __init__(self, num_slots: int, most_rows: int) -> None:
+        super().__init__(num_slots)
+        self.most_rows = most_rows
+        self.steps: list[tuple[int, int]] = []
+
+    def best_rows(self, num_ready: int) -> int:
+        return num_ready
+
+    def launch(self, step: Step, samplings: Sequence[Sampling | None], before: Pending | None) -> StubPending:
+        ahead = [piece for piece in step.pieces if piece.source is not None]
+        assert not ahead or (isinstance(before, Watched) and not before.is_known)
+        self.steps.append((len(step.pieces), len(ahead)))
+        return Watched(self.run(step, before))
+
+
+def make_engine(most_rows: int) -> tuple[LocalEngine, WatchingRunner]:
+    runner = WatchingRunner(2000, most_rows)
+    engine = LocalEngine(
+        runner,
+        StubTokenizer(),  # type: ignore[arg-type]
+        identity="stub",
+        context_len=1000,
+        scheduler_config=SchedulerConfig(num_slots=2000, max_batch_tokens=64, max_rows=32),
+        overlap=True,
+    )
+    return engine, runner
+
+
+def run(engine: LocalEngine, requests: list[Request]) -> dict[int, Result]:
+    engine.submit(requests)
+    results: dict[int, Result] = {}
+    while engine.has_unfinished:
+        results |= {r.request_id: r for r in engine.step()}
+        engine.scheduler.check_integrity()
+    return results
+
+
+def request(number: int, prompt: list[int], **more: int | bool) -> Request:
+    operation = Generate(temperature=0.0, **more)  # type: ignore[arg-type]
+    return Request(request_id=number, program_id=number, prompt_ids=ids(prompt), operation=operation, seed=0)
+
+
+def test_a_row_goes_on_before_its_token_is_known_and_no_further_than_max_tokens() -> None:
+    engine, runner = make_engine(most_rows=4)
+    results = run(engine, [request(0, [1, 2, 3], max_tokens=10, ignore_eos=True)])
+    assert len(results[0].output_ids) == 10
+    assert runner.steps == [(1, 0)] + [(1, 1)] * 9, "every step but the first is launched behind the one before"
+
+
+def test_few_rows_stay_together_and_many_are_cohorts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sglbatch.engine.engine.MIN_OVERLAP_TOKENS", 2)
+    prompts = [[1, i + 2] for i in range(8)]
+    requests = [request(i, prompt, max_tokens=20, ignore_eos=True) for i, prompt in enumerate(prompts)]
+    engine, runner = make_engine(most_rows=8)
+    run(engine, requests)
+    assert runner.steps[1:] == [(8, 8)] * 19
+    engine, runner = make_engine(most_rows=7)
+    run(engine, requests)
+    assert {rows for rows, _ in runner.steps[1:-1]} == {4} and not any(ahead for _, ahead in runner.steps)
+
+
+def test_an_end_that_nobody_knew_of_costs_one_token() -> None:
+    prompts = [[a, b] for a in range(1, 20) for b in range(1, 4)]
+    short = [prompt for prompt in prompts if len(generate(prompt, 30)) < 29]
+    assert len(short) > 5, "some answers end by themselves"
+    for prompt in short[:6]:
+        engine, runner = make_engine(most_rows=4)
+        result = run(engine, [request(0, prompt, max_tokens=30)])[0]
+        assert list(result.output_ids) == generate(prompt, 30) and result.finish_reason == "stop"
+        assert EOS not in result.output_ids
+        assert result.usage.generated_tokens == len(result.output_ids) + 1
+        assert runner.num_tokens == len(prompt) + result.usage.generated_tokens, "one more than it has use for"
+        assert engine.scheduler.pool.num_free == 2000
+
+
+def test_the_real_model_answers_the_same(smollm2_dir: Path) -> None:
+    assert smollm2_dir.is_dir()
+    model = resolve_model("smollm2-135m")
+    tokenizer = Tokenizer.load(model.path)
+    engine = load_engine(model, tokenizer, device="cpu", kv_tokens=4000)
+    texts = ["The capital of France is", "Once upon a time there was", "Water boils at a temperature of"]
+    prompts = tokenizer.encode_prompts([(Text(text),) for text in texts])
+    ways = [{"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 0.8, "top_p": 0.9, "min_tokens": 4}]
+    requests = [
+        Request(
+            request_id=i,
+            program_id=i,
+            prompt_ids=prompt,
+            operation=Generate(max_tokens=12, ignore_eos=True, **way),  # type: ignore[arg-type]
+            seed=7 + i,
+        )
+        for i, (prompt, way) in enumerate(zip(prompts, ways, strict=True))
+    ]
+    alone = run(engine, requests)
+    engine._overlap = True
+    seen: list[int] = []
+    launch = engine._runner.launch
+    engine._runner.launch = lambda step, *rest: (  # type: ignore[method-assign]
+        seen.append(sum(piece.source is not None for piece in step.pieces)),
+        launch(step, *rest),
+    )[1]
+    ahead = run(engine, requests)
+    assert seen == [0] + [3] * 11
+    assert {i: r.output_ids for i, r in ahead.items()} == {i: r.output_ids for i, r in alone.items()}
+
+
+def test_what_depends_on_the_tokens_before_waits_for_them(smollm2_dir: Path) -> None:
+    assert smollm2_dir.is_dir()
+    model = resolve_model("smollm2-135m")
+    tokenizer = Tokenizer.load(model.path)
+    engine = load_engine(model, tokenizer, device="cpu", kv_tokens=4000)
+    engine._overlap = True
+    operations = [
+        Generate(max_tokens=6, temperature=0.0, constraint=Constraint(kind="regex", source="[0-9]{5}")),
+        Generate(max_tokens=6, temperature=0.0, frequency_penalty=1.0),
+        Generate(max_tokens=6, temperature=0.0, num_top_logprobs=2),
+    ]
+    (prompt,) = tokenizer.encode_prompts([(Text("A number:"),)])
+    launch = engine._runner.launch
+
+    def checked(step: Step, *rest: object) -> Pending:
+        assert not any(piece.source is not None for piece in step.pieces)
+        return launch(step, *rest)  # type: ignore[arg-type]
+
+    engine._runner.launch = checked  # type: ignore[method-assign]
+    for i, operation in enumerate(operations):
+        one = Request(request_id=i, program_id=i, prompt_ids=prompt, operation=operation, seed=0)
+        assert run(engine, [one])[i].error is None
