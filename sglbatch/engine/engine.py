@@ -43,7 +43,7 @@ MAX_FORCED = 256
 MIN_OVERLAP_TOKENS = 256
 """A step of fewer tokens is not worth a launch of its own: its rows wait for those in flight and join them."""
 
-MAX_RESULTS = 256
+MAX_RESULTS = 128
 """Results handed on at a time while there is more to launch. A cohort often ends as a whole, and what programs make of
 a thousand results takes longer than the device takes for a step."""
 
@@ -118,7 +118,7 @@ class LocalEngine:
         """Launches the next step, then takes what the one before it decided (or, without overlap, this one)."""
         before, self._in_flight = self._in_flight, None
         scheduler = self.scheduler
-        scheduler.runs_ahead = self._overlap and len(scheduler.running) <= self._runner.most_rows
+        scheduler.runs_ahead = self._overlap and scheduler.num_going_on <= self._runner.most_rows
         if scheduler.has_unfinished and (before is None or self._is_worth_a_step()):
             self._in_flight = self._launch(before)
         if before is None and not self._overlap:
@@ -131,8 +131,9 @@ class LocalEngine:
 
     def _is_worth_a_step(self) -> bool:
         """Whether to launch one behind that in flight: a large one, or one that leaves nobody behind."""
-        num_ready, num_running = self.scheduler.num_ready(), len(self.scheduler.running)
-        return num_ready >= MIN_OVERLAP_TOKENS or (self.scheduler.runs_ahead and num_ready == num_running > 0)
+        scheduler = self.scheduler
+        num_ready = scheduler.num_ready()
+        return num_ready >= MIN_OVERLAP_TOKENS or (scheduler.runs_ahead and num_ready > 0 and scheduler.leaves_nobody)
 
     def _launch(self, before: tuple[Step, Pending] | None) -> tuple[Step, Pending] | None:
         """Schedules and launches a step behind the one in flight."""

@@ -190,6 +190,16 @@ class Scheduler:
         """Rows that could decode now."""
         return sum(map(self._may_decode, self.running))
 
+    @property
+    def num_going_on(self) -> int:
+        """Decoding rows but those whose last token is being drawn."""
+        return sum(1 for s in self.running if s.tail_left > 0)
+
+    @property
+    def leaves_nobody(self) -> bool:
+        """Whether every row that goes on could decode now."""
+        return all(self._may_decode(s) or not s.tail_left for s in self.running)
+
     def _may_decode(self, sequence: Sequence) -> bool:
         return not sequence.num_in_flight or (self.runs_ahead and sequence.may_follow)
 

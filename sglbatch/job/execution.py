@@ -37,8 +37,8 @@ CHUNK_ROWS: Final = 1024
 DRAIN_S: Final = 10.0
 """How long a run that is stopped waits for the answers of calls that are under way: they have to be paid for."""
 
-MIN_WAITING: Final = 512
-"""Requests that a backend has before it at each step, if there are so many."""
+STEPS_AHEAD: Final = 2
+"""A backend has as many requests before it as it has begun in so many steps, if there are so many."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +84,7 @@ class Execution:
         self._ready: list[PendingCall] = []
         self._num_placed = 0
         self._num_fitting = 0
+        self._num_waiting = 0
         self._progress = surroundings.progress
         self._stop = surroundings.stop
         self._on_finished = on_finished
@@ -210,16 +211,20 @@ class Execution:
         self._loading.start()
 
     def _supply(self) -> int:
-        """Submits what is tokenised, and tokenises on while the backend computes; returns how many rows ended by it."""
-        num_ended = 0
+        """Submits what is tokenised, and tokenises on while the backend computes; returns how many rows ended by it.
+
+        That is a slab with every step, and more only where steps begin more: the backend shall not wait for this.
+        """
+        num_ended, num_begun = 0, self._num_waiting - self._driver.num_waiting
         if self._ready:  # the backend has nothing to do yet
             self._submit()
-            return num_ended
-        while not self._feed.is_done:
-            num_ended += self._resolve_slab()
-            self._submit()
-            if self._driver.num_waiting >= MIN_WAITING:
-                break
+        else:
+            while not self._feed.is_done:
+                num_ended += self._resolve_slab()
+                self._submit()
+                if self._driver.num_waiting >= STEPS_AHEAD * num_begun:
+                    break
+        self._num_waiting = self._driver.num_waiting
         return num_ended
 
     def _submit(self) -> None:
