@@ -89,6 +89,19 @@ def test_row_keys_do_not_depend_on_the_place() -> None:
     assert keys([1, 0]) == [keys([0, 1])[1], keys([0, 1])[0]]
 
 
+VALUES = st.one_of(
+    st.sampled_from(["a", "1", "", "True", None, 0, 1, True, False, 1.0, -0.0, [1], ["a"], {"b": "a"}]), st.text()
+)
+
+
+@given(st.lists(st.fixed_dictionaries({"q": VALUES, "r": VALUES}), max_size=12))
+def test_keys_that_are_made_later_are_the_same(rows: list[dict[str, Any]]) -> None:
+    now, later = RowKeys(None), RowKeys(None)
+    expected = [now.key(row, row, where="") for row in rows]
+    got = [later.later(row, row, where="") for row in rows]
+    assert [key if isinstance(key, str) else key() for key in reversed(got)] == expected[::-1]
+
+
 def test_duplicate_ids_are_named() -> None:
     keyer = RowKeys("id")
     assert keyer.key({"id": 1}, {}, where="d:1") == keyer.key({"id": 1}, {}, where="d:2")

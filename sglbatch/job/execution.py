@@ -27,7 +27,7 @@ from sglbatch.job.rows import FinishedRow
 from sglbatch.job.signals import Stopped, StopRequest
 from sglbatch.lang.calls import PendingCall
 from sglbatch.lang.driver import Driver
-from sglbatch.lang.row_program import RowProgram
+from sglbatch.lang.row_program import RowKey, RowProgram
 from sglbatch.models import LocalModel
 from sglbatch.tokenizer import Tokenizer
 from sglbatch.types import Backend, BackendStats
@@ -266,14 +266,14 @@ class Execution:
         keys.check()
         yield
 
-    def _start(self, row: Row, key: str | None, keys: RowKeys) -> None:
+    def _start(self, row: Row, key: RowKey | None, keys: RowKeys) -> None:
         if row.values is None:
             assert row.error is not None
             error = replace(row.error, message=f"{row.where}: {row.error.message}")
             self._on_finished(FinishedRow(index=row.index, key="", error=error))
             return
         if key is None:
-            key = keys.key(row.values, self._prepared.binding.arguments(row.values), where=row.where)
+            key = keys.later(row.values, self._prepared.binding.arguments(row.values), where=row.where)
         program = self._prepared.program(row.values, program_id=row.index, row_key=key)
         self._live[row.index] = program
         self._driver.add(program)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Final
 
 from sglbatch.errors import SglbatchError
 
 _MAX_NAMED = 5
+_PLAIN: Final = frozenset({str, int, bool, type(None)})
+"""Types of values that are equal where their JSON is, told apart by type."""
 _ENCODER = json.JSONEncoder(sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=repr)
 
 
@@ -18,6 +21,10 @@ def short_hash(value: Any) -> str:
     """16 hex digits over the canonical JSON of ``value``; values JSON has no form for go in by their ``repr``."""
     data = _ENCODER.encode(value)
     return hashlib.sha256(data.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def _numbered(arguments: Mapping[str, Any], number: int) -> str:
+    return f"{short_hash(arguments)}-{number}"
 
 
 class RowKeys:
@@ -28,7 +35,7 @@ class RowKeys:
 
     def __init__(self, id_column: str | None) -> None:
         self._id_column = id_column
-        self._seen: Counter[str] = Counter()
+        self._seen: Counter[str | tuple[tuple[str, type, Any], ...]] = Counter()
         self._places: dict[str, str] = {}
         self._duplicates: list[str] = []
         self._num_duplicates = 0
@@ -39,6 +46,23 @@ class RowKeys:
             content = short_hash(arguments)
             self._seen[content] += 1
             return f"{content}-{self._seen[content]}"
+        return self._by_id(row, where=where)
+
+    def later(self, row: Mapping[str, Any], arguments: Mapping[str, Any], *, where: str) -> str | Callable[[], str]:
+        """The same key, or what makes it, where only the hash is left to do: of long texts it is most of the work.
+
+        Not for rows among which others go through ``key``.
+        """
+        if self._id_column is not None:
+            return self._by_id(row, where=where)
+        if not _PLAIN.issuperset(map(type, arguments.values())):
+            return self.key(row, arguments, where=where)
+        content = tuple((name, type(arguments[name]), arguments[name]) for name in sorted(arguments))
+        self._seen[content] += 1
+        return partial(_numbered, arguments, self._seen[content])
+
+    def _by_id(self, row: Mapping[str, Any], *, where: str) -> str:
+        assert self._id_column is not None
         value = row[self._id_column]
         key = value if isinstance(value, str) else json.dumps(value, default=str)
         if key in self._places:

@@ -18,6 +18,7 @@ from sglbatch.lang.guard import Guard
 from sglbatch.lang.opening import Opening
 from sglbatch.lang.outcome import Outcome
 from sglbatch.lang.program import Program
+from sglbatch.lang.row_program import RowKey
 from sglbatch.lang.script import Script
 from sglbatch.types import CallPath, TextCall
 
@@ -48,11 +49,11 @@ class Replay:
         holes: dict[str, Any],
         make: MakeRow,
         program_id: int,
-        row_key: str,
+        row_key: RowKey,
     ) -> None:
         self.function = function
         self.program_id = program_id
-        self.row_key = row_key
+        self._row_key = row_key
         self._script = script
         self._opening = opening
         self._arguments = arguments
@@ -62,6 +63,12 @@ class Replay:
         self._program: Program | None = None
         self._asked: dict[CallPath, Call] = {}
         """The program's own form of the opening's calls, where it was started with them."""
+
+    @property
+    def row_key(self) -> str:
+        if not isinstance(self._row_key, str):
+            self._row_key = self._row_key()
+        return self._row_key
 
     @property
     def done(self) -> bool:

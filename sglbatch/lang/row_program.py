@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from sglbatch.lang.calls import Answer, Call
 from sglbatch.lang.environment import Environment
@@ -13,6 +14,9 @@ from sglbatch.types import CallPath
 
 if TYPE_CHECKING:
     from sglbatch.lang.function import SglFunction
+
+RowKey: TypeAlias = str | Callable[[], str]
+"""A row's key, or what makes it when it is asked for."""
 
 
 class RowProgram(Protocol):

@@ -14,7 +14,7 @@ from sglbatch.lang.opening import Opening
 from sglbatch.lang.program import Program
 from sglbatch.lang.recording import record_script
 from sglbatch.lang.replay import MakeRow, Replay
-from sglbatch.lang.row_program import RowProgram
+from sglbatch.lang.row_program import RowKey, RowProgram
 from sglbatch.lang.script import Script
 from sglbatch.types import Result, Usage
 
@@ -47,12 +47,12 @@ class Scripts:
         self._trusted: dict[Shape, tuple[Script, Opening]] = {}
         self._refused: dict[Shape | None, str] = {}
 
-    def program(self, arguments: Mapping[str, Any], program_id: int, row_key: str) -> RowProgram:
+    def program(self, arguments: Mapping[str, Any], program_id: int, row_key: RowKey) -> RowProgram:
         """The program of a row."""
         holes: dict[str, Any] = {}
         found = self._trusted.get(_shape(arguments, holes) or ())
         if found is None:
-            return self._make(arguments, program_id, row_key)
+            return self._make(arguments, program_id, row_key if isinstance(row_key, str) else row_key())
         script, opening = found
         return Replay(
             script,
