@@ -360,7 +360,7 @@ def test_the_engine_decides_as_whole_prefixes_do(  # noqa: PLR0917
     num_slots = extra + max(len(prompt) + max_tokens - 1 for prompt, _, max_tokens, _ in work)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sglbatch.engine.engine.MIN_OVERLAP_TOKENS", 1)
-        patch.setattr("sglbatch.engine.scheduler.MIN_FINISHED", 0)
+        patch.setattr("sglbatch.engine.expected_use.MIN_FINISHED", 0)
         results, engine = run(
             smollm2_tokenizer,
             requests,

@@ -67,7 +67,7 @@ def make_engine(limit: int, num_slots: int, **config: Any) -> tuple[LocalEngine,
 def small_numbers_count() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sglbatch.engine.engine.MIN_OVERLAP_TOKENS", 1)
-        patch.setattr("sglbatch.engine.scheduler.MIN_FINISHED", 0)
+        patch.setattr("sglbatch.engine.expected_use.MIN_FINISHED", 0)
         patch.setattr("sglbatch.engine.passes.MIN_PASS_TOKENS", 2)
         yield
 

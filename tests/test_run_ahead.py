@@ -16,8 +16,9 @@ from sglbatch.engine.scheduler import SchedulerConfig
 from sglbatch.engine.sequence import Step
 from sglbatch.models import resolve_model
 from sglbatch.tokenizer import Tokenizer
-from sglbatch.types import Constraint, Generate, Request, Result, Text
+from sglbatch.types import Constraint, Generate, Request, Text
 from tests.engine_stub import EOS, StubPending, StubRunner, StubTokenizer, generate, ids
+from tests.test_engine_model import run
 
 
 class Watched(StubPending):
@@ -61,15 +62,6 @@ def make_engine(most_rows: int) -> tuple[LocalEngine, WatchingRunner]:
         overlap=True,
     )
     return engine, runner
-
-
-def run(engine: LocalEngine, requests: list[Request]) -> dict[int, Result]:
-    engine.submit(requests)
-    results: dict[int, Result] = {}
-    while engine.has_unfinished:
-        results |= {r.request_id: r for r in engine.step()}
-        engine.scheduler.check_integrity()
-    return results
 
 
 def request(number: int, prompt: list[int], **more: int | bool) -> Request:

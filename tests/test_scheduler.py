@@ -113,7 +113,7 @@ def small_numbers_count() -> Iterator[None]:
     """Two cohorts however few rows there are, and hopeful reservations from the first row on: rows must pause."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sglbatch.engine.engine.MIN_OVERLAP_TOKENS", 1)
-        patch.setattr("sglbatch.engine.scheduler.MIN_FINISHED", 0)
+        patch.setattr("sglbatch.engine.expected_use.MIN_FINISHED", 0)
         yield
 
 

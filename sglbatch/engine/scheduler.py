@@ -13,21 +13,20 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
+from sglbatch.engine.expected_use import ExpectedUse
+from sglbatch.engine.kept_paths import KeptPaths
+from sglbatch.engine.planned_path import PlannedPath
 from sglbatch.engine.probe import add_rows
 from sglbatch.engine.radix.slots import SlotPool, split_extents
 from sglbatch.engine.radix.tree import RadixNode, RadixTree, common_prefix_len
 from sglbatch.engine.sequence import TAIL_RUN, Action, Piece, Sequence, StateRow, Step, Target
 from sglbatch.types import TokenIds
 
-MIN_FINISHED = 64
-EXPECTED_MARGIN = 1.15
-"""Soft reservation promises this much more than rows have used on average, once so many have finished."""
 NO_SLOTS = np.empty(0, dtype=np.int64)
 
 
@@ -62,14 +61,6 @@ class Counters:
     steps: int = 0
 
 
-@dataclass(slots=True)
-class Finished:
-    """Generating rows that have finished, and how many generated tokens they had in memory."""
-
-    num_rows: int = 0
-    tail: int = 0
-
-
 class Scheduler:
     """Rows in, steps out; every KV slot is free, cached in the tree, or in use by a row."""
 
@@ -98,11 +89,9 @@ class Scheduler:
         """The latest step was at least half full of prefill."""
         self._num_promised = 0
         self._num_added = 0
-        self._finished: dict[int, Finished] = defaultdict(Finished)
-        """By most generated tokens: other limits mean other calls, which use other shares of them."""
-        self._pinned: list[RadixNode] = []
-        self._kept: dict[int, list[RadixNode]] = defaultdict(list)
-        self._kept_ids: dict[int, TokenIds] = {}
+        self._expected_use = ExpectedUse()
+        self._next_path = PlannedPath(self.tree, retain=config.retain)
+        self._kept = KeptPaths(self.tree, retain=config.retain)
         self._last_planned_ids: TokenIds = np.empty(0, dtype=np.int32)
 
     # --- what comes in ---
@@ -302,7 +291,7 @@ class Scheduler:
         if younger:
             self._pause(max(younger))
             return True
-        return self._is_head(sequence) and self._unpin()
+        return self._is_head(sequence) and self._next_path.unpin()
 
     def _is_head(self, sequence: Sequence) -> bool:
         others = (*self.running, *([self.cut] if self.cut else []), self._next_waiting())
@@ -337,13 +326,12 @@ class Scheduler:
         suffix_len = len(sequence.ids) - matched
         full = self.config.reserve == "full" or sequence.resumed
         tail_left = sequence.tail_left
-        promised = (
-            tail_left if full else min(tail_left, max(TAIL_RUN, int(self._expected_use(sequence.max_tail) * tail_left)))
-        )
+        expected = tail_left if full else int(self._expected_use.share(sequence.max_tail) * tail_left)
+        promised = min(tail_left, max(TAIL_RUN, expected))
         self.tree.lock(node)
         while suffix_len + promised > self._available():
             alone = not step.pieces and not step.actions and not self.num_in_flight
-            if not (alone and self._unpin()):
+            if not (alone and self._next_path.unpin()):
                 assert not alone, "a row that was accepted must fit alone"
                 self.tree.unlock(node)
                 return False
@@ -357,13 +345,6 @@ class Scheduler:
         sequence.node = node
         self._begin(sequence, matched, step)
         return True
-
-    def _expected_use(self, max_tail: int) -> float:
-        """The share of its max_tokens that a row is expected to use; 1 as long as few like it have finished."""
-        like = self._finished[max_tail]
-        if like.num_rows < MIN_FINISHED:
-            return 1.0
-        return min(1.0, EXPECTED_MARGIN * like.tail / max(1, max_tail * like.num_rows))
 
     def _available(self) -> int:
         """Slots that are free or can be evicted, less those promised to running rows."""
@@ -452,7 +433,7 @@ class Scheduler:
         """Tokens that were in memory once and will be computed again."""
         known = sequence.high_water
         if sequence.request.follow_up:
-            kept = self._kept_ids.get(sequence.request.program_id)
+            kept = self._kept.ids_of(sequence.request.program_id)
             known = max(known, 0 if kept is None else common_prefix_len(kept, sequence.ids))
         elif not sequence.resumed:
             known = max(sequence.shared_len, common_prefix_len(self._last_planned_ids, sequence.ids))
@@ -468,27 +449,7 @@ class Scheduler:
         heads = [queue[0].ids for queue in queues if queue and not queue[0].resumed]
         if self.expects_more and not self._planned:
             heads.append(self._last_planned_ids)
-        nodes = [self._found(ids) for ids in heads]
-        if nodes != self._pinned:
-            for node in nodes:
-                self.tree.lock(node)
-            self._unpin()
-            self._pinned = nodes
-
-    def _found(self, ids: TokenIds) -> RadixNode:
-        node, _ = self.tree.match_prefix(ids)
-        if node.num_computed < len(node.ids) and node.parent is not None:
-            node = node.parent  # a cut row's own node: if that row pauses, its uncomputed part must be removable
-        return node
-
-    def _unpin(self) -> bool:
-        """Lets go of what the next rows would find; False if that was nothing."""
-        pinned, self._pinned = self._pinned, []
-        for node in pinned:
-            self.tree.unlock(node)
-            if not self.config.retain:
-                self.tree.prune(node)
-        return any(node is not self.tree.root for node in pinned)
+        self._next_path.pin(heads)
 
     # --- what goes out ---
 
@@ -502,9 +463,7 @@ class Scheduler:
         self._stop_running(sequence)
         # it may have run ahead with a token that turned out to be the end
         sequence.tail_len = min(sequence.tail_len, len(sequence.output_ids) - sequence.num_folded)
-        like = self._finished[sequence.max_tail]
-        like.num_rows += 1
-        like.tail += sequence.num_fed
+        self._expected_use.note(sequence.max_tail, sequence.num_fed)
         if sequence.request.keep or self.config.retain:
             self._keep(sequence)
         self._drop_tail(sequence)
@@ -526,10 +485,9 @@ class Scheduler:
             if node is None:
                 continue
             if sequence is chosen:
-                self._kept[sequence.request.program_id].append(node)
-                self._kept_ids[sequence.request.program_id] = sequence.ids
+                self._kept.take_over(sequence.request.program_id, node, sequence.ids)
             else:
-                self._unkeep(node)
+                self._kept.drop(node)
 
     def _keep(self, sequence: Sequence) -> None:
         """Moves the tail's slots into the tree below the prompt."""
@@ -543,23 +501,11 @@ class Scheduler:
             sequence.tail = duplicate + unused
             node = self.tree.insert(node, ids[matched:], new, len(ids) - matched)
         if sequence.request.keep:
-            self._remember(sequence, node, ids)
-
-    def _remember(self, sequence: Sequence, node: RadixNode, ids: TokenIds) -> None:
-        self.tree.keep(node)
-        self._kept[sequence.request.program_id].append(node)
-        self._kept_ids[sequence.request.program_id] = ids
+            self._kept.keep(sequence.request.program_id, node, ids)
 
     def finish_program(self, program_id: int) -> None:
         """The program makes no further call: what was kept for it may go."""
-        self._kept_ids.pop(program_id, None)
-        for node in self._kept.pop(program_id, ()):
-            self._unkeep(node)
-
-    def _unkeep(self, node: RadixNode) -> None:
-        left = self.tree.unkeep(node)
-        if not self.config.retain:
-            self.tree.prune(left)
+        self._kept.finish_program(program_id)
 
     def _drop_tail(self, sequence: Sequence) -> None:
         self.pool.free(sequence.tail)
