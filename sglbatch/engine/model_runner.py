@@ -340,7 +340,8 @@ class ModelRunner:
     def _logits(self, states_RH: torch.Tensor) -> torch.Tensor:
         """fp32 logits [R, V] through the model's own head."""
         num_rows = len(states_RH)
-        padded_RH = pad(states_RH, (0, 0, 0, self._num_missing(num_rows)))
+        missing = self._num_missing(num_rows)
+        padded_RH = pad(states_RH, (0, 0, 0, missing)) if missing else states_RH
         self.body.states_1RH = padded_RH[None]
         try:
             dummy = torch.zeros(1, len(padded_RH), dtype=torch.long, device=self.device)
