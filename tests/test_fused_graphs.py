@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("triton", reason="triton has no build for this platform")
 
 from sglbatch.engine.attention.triton import HEIGHTS, batch_arrays, list_works
-from sglbatch.engine.attention.worklist import NO_TILE
+from sglbatch.engine.attention.worklist import NO_TILE, TILE_WIDTH
 from sglbatch.engine.batch import FlatBatch, SharedWork, SingleWork
 from sglbatch.engine.fused.graphs import Bucket
 
@@ -48,9 +48,8 @@ def test_padding_changes_nothing(num_rows: int, num_shared: int) -> None:
             assert ints[name][: len(array)].tolist() == array.tolist(), name
     assert (ints["write_slots"][num_rows:] == SCRATCH).all(), "padding rows must not write into anybody's slots"
     for height in HEIGHTS:
-        padding = ints[f"{height}_work"][len(arrays[f"{height}_work"]) :]
-        assert (ints["num_rows"][padding] == 0).all() and (ints["num_slots"][padding] == 0).all()
-        assert (ints[f"{height}_index"][len(arrays[f"{height}_work"]) :] == NO_TILE).all()
+        padding = ints[f"{height}_tiles"][len(arrays[f"{height}_tiles"]) :]
+        assert len(padding) % TILE_WIDTH == 0 and (padding[::TILE_WIDTH] == NO_TILE).all()
     num_merged = len(arrays["merge_rows"])
     assert (ints["merge_rows"][num_merged:] == bucket.num_parts - 1).all()
     assert (np.diff(ints["merge_first"][num_merged:]) == 0).all(), "padding rows have no parts"

@@ -6,7 +6,7 @@ rows: a normalised output and the base-2 log-sum-exp of its scores. The first T 
 where a row has several parts, ``merge_parts_kernel`` puts them together there.
 
 Shape suffixes: T flat tokens, Q query heads, K key/value heads, G = Q / K, D head size of keys, E of values, N slots,
-P parts, W works, S listed slots of all works.
+P parts, S listed slots of all works.
 """
 
 from __future__ import annotations
@@ -24,14 +24,7 @@ def attend_tiles(
     v_NKD,
     parts_PQE,
     lse_PQ,
-    tile_work,
-    tile_index,
-    work_row,
-    work_num_rows,
-    work_slot,
-    work_num_slots,
-    work_causal,
-    work_part,
+    tiles,
     slots_S,
     kv_positions_S,
     q_positions_T,
@@ -49,18 +42,20 @@ def attend_tiles(
     BLOCK_N: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    TILE_WIDTH: tl.constexpr,
 ):
     """One tile of one key/value head: grid (K, number of tiles). A tile of index NO_TILE has nothing to do.
 
-    A tile's heads, which lie side by side in memory, are worked on at the same time.
+    ``tiles`` holds ``worklist.TILE_FIELDS`` of each. A tile's heads, which lie side by side in memory, are worked on at
+    the same time.
     """
     head, tile = tl.program_id(0), tl.program_id(1)
-    work, index = tl.load(tile_work + tile), tl.load(tile_index + tile)
+    index = tl.load(tiles + tile * TILE_WIDTH)
     if index < 0:  # the padding of a captured step
         return
-    first_row, num_rows = tl.load(work_row + work), tl.load(work_num_rows + work)
-    first_slot, num_slots = tl.load(work_slot + work), tl.load(work_num_slots + work)
-    causal, part = tl.load(work_causal + work), tl.load(work_part + work)
+    fields = tiles + tile * TILE_WIDTH
+    first_row, num_rows, first_slot = tl.load(fields + 1), tl.load(fields + 2), tl.load(fields + 3)
+    num_slots, causal, part = tl.load(fields + 4), tl.load(fields + 5), tl.load(fields + 6)
 
     pair = index * BLOCK_M + tl.arange(0, BLOCK_M)
     row, q_head = pair // G, head * G + pair % G

@@ -15,7 +15,7 @@ import triton
 
 from sglbatch.engine.attention.kernels import attend_tiles, merge_parts_kernel
 from sglbatch.engine.attention.torch import AttentionKind
-from sglbatch.engine.attention.worklist import Ints32, WorkList, make_work_list
+from sglbatch.engine.attention.worklist import TILE_WIDTH, Ints32, WorkList, make_work_list
 from sglbatch.engine.batch import FlatBatch
 from sglbatch.engine.transfer import upload
 
@@ -116,24 +116,18 @@ class TritonAttention:
         parts_PQE: torch.Tensor,
     ) -> None:
         k_NKD, v_NKD = pool
-        ints, tiles = self._ints, self._ints[f"{height}_work"]
-        if not len(tiles):
+        ints, tiles = self._ints, self._ints[f"{height}_tiles"]
+        num_tiles = len(tiles) // TILE_WIDTH
+        if not num_tiles:
             return
         K, D, E = k_NKD.shape[1], k_NKD.shape[2], v_NKD.shape[2]
-        attend_tiles[(K, len(tiles))](
+        attend_tiles[(K, num_tiles)](
             q_TQD,
             k_NKD,
             v_NKD,
             parts_PQE,
             self._lse,
             tiles,
-            ints[f"{height}_index"],
-            ints["row"],
-            ints["num_rows"],
-            ints["slot"],
-            ints["num_slots"],
-            ints["causal"],
-            ints["part"],
             ints["slots"],
             ints["kv_positions"],
             ints["positions"],
@@ -150,6 +144,7 @@ class TritonAttention:
             BLOCK_M=tile_pairs(self._group)[height],
             HAS_SOFTCAP=kind.softcap is not None,
             HAS_WINDOW=kind.window is not None,
+            TILE_WIDTH=TILE_WIDTH,
             **tile_launch(height, max(D, E) * k_NKD.element_size(), q_TQD.device),
         )
 
@@ -179,7 +174,7 @@ def list_works(batch: FlatBatch, *, group: int, merge_all: bool = False) -> Work
 
 def batch_arrays(batch: FlatBatch, works: WorkList, rows: Sequence[int]) -> dict[str, Ints32]:
     """All that a step's kernels read, by name."""
-    return {name: getattr(works, name) for name in WORK_ARRAYS} | {
+    return {name: getattr(works, name).ravel() for name in WORK_ARRAYS} | {
         "input_ids": batch.input_ids.astype(np.int32),
         "write_slots": batch.write_slots.astype(np.int32),
         "rows": np.array(rows, dtype=np.int32),

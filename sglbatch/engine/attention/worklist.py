@@ -20,35 +20,28 @@ Ints32 = npt.NDArray[np.int32]
 
 LONG_CONTEXT = 1024
 """Slots after which a work of few rows is cut, so that more programs share the reading."""
+TILE_FIELDS = ("index", "row", "num_rows", "slot", "num_slots", "causal", "part")
+"""What a kernel reads of a tile, side by side: its place in its work, counted in tiles of its height, and of the work
+the first row, how many rows, the first listed slot, how many slots, whether it is causal, and the first part."""
+TILE_WIDTH = 8
 NO_TILE = -1
 """The index of a padding tile, which has nothing to do."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkList:
-    """int32 arrays; W works, S slots, T rows, M rows to merge, tiles of three heights.
+    """int32 arrays; S slots, T rows, M rows to merge.
 
-    row, num_rows, slot, num_slots, causal, part: [W], see ``kernels.attend_tiles``.
-    wide_work, wide_index, middle_work, middle_index, narrow_work, narrow_index: the tiles, as work and place within it,
-        counted in tiles of the same height.
+    wide_tiles, middle_tiles, narrow_tiles: [number of tiles, TILE_WIDTH], see TILE_FIELDS.
     merge_rows: [M]; merge_first: [M + 1]; merge_parts: the parts of the i-th row to merge are
         merge_parts[merge_first[i] : merge_first[i + 1]].
     slots, kv_positions: [S]; positions: [T].
     num_parts: rows of the parts' buffer.
     """
 
-    row: Ints32
-    num_rows: Ints32
-    slot: Ints32
-    num_slots: Ints32
-    causal: Ints32
-    part: Ints32
-    wide_work: Ints32
-    wide_index: Ints32
-    middle_work: Ints32
-    middle_index: Ints32
-    narrow_work: Ints32
-    narrow_index: Ints32
+    wide_tiles: Ints32
+    middle_tiles: Ints32
+    narrow_tiles: Ints32
     merge_rows: Ints32
     merge_first: Ints32
     merge_parts: Ints32
@@ -77,19 +70,12 @@ def make_work_list(
     wide_work = np.repeat(np.arange(len(pairs)), num_wide)
     middle_work, narrow_work = np.nonzero(ends_in_middle)[0], np.nonzero(is_narrow)[0]
     part, merge_rows, merge_first, merge_parts, num_parts = _parts(row, num_rows, len(batch.input_ids), merge_all)
+    works = np.stack([row, num_rows, slot, num_slots, causal, part], axis=1)
+    wide_index = np.arange(len(wide_work)) - np.repeat(np.cumsum(num_wide) - num_wide, num_wide)
     return WorkList(
-        row=_int32(row),
-        num_rows=_int32(num_rows),
-        slot=_int32(slot),
-        num_slots=_int32(num_slots),
-        causal=_int32(causal),
-        part=_int32(part),
-        wide_work=_int32(wide_work),
-        wide_index=_int32(np.arange(len(wide_work)) - np.repeat(np.cumsum(num_wide) - num_wide, num_wide)),
-        middle_work=_int32(middle_work),
-        middle_index=_int32(num_wide[middle_work] * (wide_pairs // middle_pairs)),
-        narrow_work=_int32(narrow_work),
-        narrow_index=_int32(np.zeros_like(narrow_work)),
+        wide_tiles=_tiles(works, wide_work, wide_index),
+        middle_tiles=_tiles(works, middle_work, num_wide[middle_work] * (wide_pairs // middle_pairs)),
+        narrow_tiles=_tiles(works, narrow_work, np.zeros_like(narrow_work)),
         merge_rows=_int32(merge_rows),
         merge_first=_int32(merge_first),
         merge_parts=_int32(merge_parts),
@@ -98,6 +84,14 @@ def make_work_list(
         positions=_int32(batch.positions),
         num_parts=num_parts,
     )
+
+
+def _tiles(works: Ints, work: Ints, index: Ints) -> Ints32:
+    """The tiles of given works at given places, [len(work), TILE_WIDTH]."""
+    tiles = np.zeros((len(work), TILE_WIDTH), dtype=np.int32)
+    tiles[:, 0] = index
+    tiles[:, 1 : len(TILE_FIELDS)] = works[work]
+    return tiles
 
 
 def _int32(array: Ints) -> Ints32:

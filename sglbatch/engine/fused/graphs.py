@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from sglbatch.engine.attention.triton import HEIGHTS, TritonAttention, batch_arrays, list_works
-from sglbatch.engine.attention.worklist import NO_TILE, Ints32
+from sglbatch.engine.attention.worklist import NO_TILE, TILE_WIDTH, Ints32
 from sglbatch.engine.batch import FlatBatch
 from sglbatch.engine.decision import IdsInFlight
 from sglbatch.engine.fused.body import ROW_STEP, FusedBody
@@ -35,8 +35,8 @@ ABOUT_THE_SAME = 1.03
 class Bucket:
     """Sizes of a graph's buffers.
 
-    The last work is empty and padding tiles belong to it; padding rows are merged into the last, unused part. Parts
-    that are merged may lie among the padding rows' outputs, which nobody reads.
+    Padding rows are merged into the last, unused part. Parts that are merged may lie among the padding rows' outputs,
+    which nobody reads.
     """
 
     num_rows: int
@@ -45,7 +45,7 @@ class Bucket:
     @property
     def lens(self) -> dict[str, int]:
         """Length of each array, in the order of the buffer; ``slots`` is last, since only its used part is copied."""
-        rows, works = self.num_rows, self.num_rows + self.num_shared + 1
+        rows = self.num_rows
         wide = rows * self.group // 32 + self.num_shared
         narrow = rows + 256
         return {
@@ -53,18 +53,9 @@ class Bucket:
             "positions": rows,
             "write_slots": rows,
             "rows": rows,
-            "row": works,
-            "num_rows": works,
-            "slot": works,
-            "num_slots": works,
-            "causal": works,
-            "part": works,
-            "wide_work": wide,
-            "wide_index": wide,
-            "middle_work": self.num_shared,
-            "middle_index": self.num_shared,
-            "narrow_work": narrow,
-            "narrow_index": narrow,
+            "wide_tiles": wide * TILE_WIDTH,
+            "middle_tiles": self.num_shared * TILE_WIDTH,
+            "narrow_tiles": narrow * TILE_WIDTH,
             "merge_rows": rows,
             "merge_first": rows + 1,
             "merge_parts": self.num_parts,
@@ -86,12 +77,9 @@ class Bucket:
         lens = self.lens
         if num_parts >= self.num_parts or any(len(arrays[name]) > n for name, n in lens.items()):
             return None
-        if len(arrays["row"]) >= lens["row"]:
-            return None
         padding = {
             "write_slots": scratch_slot,
-            **{f"{height}_work": lens["row"] - 1 for height in HEIGHTS},
-            **{f"{height}_index": NO_TILE for height in HEIGHTS},
+            **{f"{height}_tiles": NO_TILE for height in HEIGHTS},
             "merge_rows": self.num_parts - 1,
             "merge_first": int(arrays["merge_first"][-1]),
         }
@@ -126,8 +114,7 @@ class Captured:
         ints["kv_positions"] = ints["slots"]
         ints["write_slots"].fill_(scratch_slot)
         for height in HEIGHTS:
-            ints[f"{height}_work"].fill_(lens["row"] - 1)
-            ints[f"{height}_index"].fill_(NO_TILE)
+            ints[f"{height}_tiles"].fill_(NO_TILE)
         ints["merge_rows"].fill_(bucket.num_parts - 1)
         self.attention = attention = TritonAttention(ints, num_parts=bucket.num_parts, group=bucket.group)
         body(attention.input_ids_T, attention.positions_T, attention, None)  # compiles the kernels
