@@ -18,6 +18,27 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
+def read_tile(fields):
+    """A tile's work, see ``worklist.TILE_FIELDS``."""
+    first_row, num_rows, first_slot = tl.load(fields + 1), tl.load(fields + 2), tl.load(fields + 3)
+    return first_row, num_rows, first_slot, tl.load(fields + 4), tl.load(fields + 5), tl.load(fields + 6)
+
+
+@triton.jit
+def cap(scores, scale, softcap):
+    """Scaled and softly capped."""
+    return softcap * (2.0 / (1.0 + tl.exp2(scores * (scale / softcap) * (-2.0 * LOG2E))) - 1.0)
+
+
+@triton.jit
+def normalise(top, total, acc):
+    """Base-2 log-sum-exp and output, of rows that saw nothing -inf and 0."""
+    some = total > 0.0
+    total = tl.where(some, total, 1.0)
+    return tl.where(some, top + tl.log2(total), float("-inf")), acc / total[:, None]
+
+
+@triton.jit
 def attend_tiles(
     q_TQD,
     k_NKD,
@@ -43,19 +64,19 @@ def attend_tiles(
     HAS_SOFTCAP: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     TILE_WIDTH: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
     """One tile of one key/value head: grid (K, number of tiles). A tile of index NO_TILE has nothing to do.
 
     ``tiles`` holds ``worklist.TILE_FIELDS`` of each. A tile's heads, which lie side by side in memory, are worked on at
-    the same time.
+    the same time. With AHEAD slots are looked up a block before their keys are loaded: only then are several blocks of
+    keys on their way at a time, for more registers.
     """
     head, tile = tl.program_id(0), tl.program_id(1)
     index = tl.load(tiles + tile * TILE_WIDTH)
     if index < 0:  # the padding of a captured step
         return
-    fields = tiles + tile * TILE_WIDTH
-    first_row, num_rows, first_slot = tl.load(fields + 1), tl.load(fields + 2), tl.load(fields + 3)
-    num_slots, causal, part = tl.load(fields + 4), tl.load(fields + 5), tl.load(fields + 6)
+    first_row, num_rows, first_slot, num_slots, causal, part = read_tile(tiles + tile * TILE_WIDTH)
 
     pair = index * BLOCK_M + tl.arange(0, BLOCK_M)
     row, q_head = pair // G, head * G + pair % G
@@ -77,14 +98,17 @@ def attend_tiles(
 
     top, total = tl.full([BLOCK_M], float("-inf"), tl.float32), tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, E_PAD], tl.float32)
+    slots, n = slots_S + first_slot, tl.arange(0, BLOCK_N)
+    next_slot = tl.load(slots + tl.minimum(n, end - 1))
     for begin in range(0, end, BLOCK_N):
         n = begin + tl.arange(0, BLOCK_N)
         at = tl.minimum(n, end - 1)
-        slot = tl.load(slots_S + first_slot + at).to(tl.int64) * K + head
+        slot = (next_slot if AHEAD else tl.load(slots + at)).to(tl.int64) * K + head
+        next_slot = tl.load(slots + tl.minimum(n + BLOCK_N, end - 1)) if AHEAD else next_slot
         k = tl.load(k_NKD + slot[:, None] * D + d[None, :], mask=(d < D)[None, :], other=0.0)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         if HAS_SOFTCAP:
-            scores = softcap * (2.0 / (1.0 + tl.exp2(scores * (scale / softcap) * (-2.0 * LOG2E))) - 1.0)
+            scores = cap(scores, scale, softcap)
         if HAS_WINDOW:
             kv_position = tl.load(kv_positions_S + first_slot + at)
             seen = (n[None, :] < limit[:, None]) & (kv_position[None, :] > q_position[:, None] - window)
@@ -101,10 +125,8 @@ def attend_tiles(
         acc = acc * shrink[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
         top = new_top
 
-    some = total > 0.0
-    out = acc / tl.where(some, total, 1.0)[:, None]
-    lse = tl.where(some, top + tl.log2(tl.where(some, total, 1.0)), float("-inf"))
     at = (part + row).to(tl.int64) * (K * G) + q_head
+    lse, out = normalise(top, total, acc)
     tl.store(parts_PQE + at[:, None] * E + e[None, :], out, mask=is_row[:, None] & (e < E)[None, :])
     tl.store(lse_PQ + at, lse, mask=is_row)
 

@@ -26,9 +26,9 @@ HEIGHTS: Final = ("wide", "middle", "narrow")
 WIDE_PAIRS: Final = 128
 MIDDLE_PAIRS: Final = 64
 WIDE_SLOTS: Final = 64
-WIDE_LAUNCH: Final = {"num_warps": 8, "num_stages": 2}
-MIDDLE_LAUNCH: Final = {"BLOCK_N": 32, "num_warps": 4, "num_stages": 4}
-NARROW_LAUNCH: Final = {"BLOCK_N": 32, "num_warps": 2, "num_stages": 4}
+WIDE_LAUNCH: Final = {"AHEAD": False, "num_warps": 8, "num_stages": 2}
+MIDDLE_LAUNCH: Final = {"BLOCK_N": 32, "AHEAD": False, "num_warps": 4, "num_stages": 4}
+NARROW_LAUNCH: Final = {"BLOCK_N": 32, "AHEAD": False, "num_warps": 2, "num_stages": 4}
 HEAD_BYTES: Final = 256
 """The largest head for which two wide tiles are worked on at a time on a multiprocessor; of larger ones fewer slots are
 loaded at once."""
