@@ -10,6 +10,7 @@ pytest.importorskip("triton", reason="triton has no build for this platform")
 
 import triton
 
+from sglbatch.engine.fused.body import add_rms_norm
 from sglbatch.engine.fused.gated_product import gated_product, is_supported
 from sglbatch.engine.fused.kernels import silu_and_mul_kernel
 
@@ -33,6 +34,20 @@ def test_activation_of_alternating_columns(size: int) -> None:
     block = min(128, triton.next_power_of_2(size))
     silu_and_mul_kernel[(5, triton.cdiv(size, block))](product, out, size, BLOCK=block)
     assert relative_error(out, gated(product)) < 1e-6
+
+
+@pytest.mark.parametrize("has_residual", [False, True])
+def test_norm_of_a_sum(has_residual: bool) -> None:
+    torch.manual_seed(0)
+    x, residual = torch.randn(2, 5, 96, device=DEVICE)
+    norm = torch.nn.RMSNorm(96, eps=1e-5, device=DEVICE)
+    norm.variance_epsilon = 1e-5
+    torch.nn.init.uniform_(norm.weight)
+    total = x + residual if has_residual else x.clone()
+    with torch.no_grad():
+        got, after = add_rms_norm(x, residual if has_residual else None, norm)
+        assert relative_error(got, norm(total)) < 1e-6
+    assert torch.equal(after, total)
 
 
 # The interpreter computes in numpy, which has no bfloat16.

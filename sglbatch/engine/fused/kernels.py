@@ -20,7 +20,7 @@ def add_rms_norm_kernel(x_TH, residual_TH, weight_H, out_TH, eps, H, BLOCK: tl.c
     x = tl.load(x_TH + row + h, mask=mask, other=0.0)
     if HAS_RESIDUAL:
         x = (x.to(tl.float32) + tl.load(residual_TH + row + h, mask=mask, other=0.0).to(tl.float32)).to(x.dtype)
-    tl.store(residual_TH + row + h, x, mask=mask)
+        tl.store(residual_TH + row + h, x, mask=mask)
     wide = x.to(tl.float32)
     scale = 1.0 / tl.sqrt(tl.sum(wide * wide, 0) / H + eps)
     weight = tl.load(weight_H + h, mask=mask, other=0.0)
