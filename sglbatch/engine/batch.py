@@ -175,8 +175,13 @@ def _share_context(
             continue
         if piece.tail_len and stack and leaf.parent is stack[-1].node.parent and leaf is not stack[-1].node:
             # a decoding row beside its sibling: only the last node differs
-            close(len(stack) - 1, i)
-            stack.append(_Open(leaf, len(leaf.ids), i))
+            last = stack[-1]
+            if offsets[i] - offsets[last.first_piece] == 1:  # nobody shares that one: most rows, so done in place
+                own[last.first_piece].append((last.node, last.length))
+                last.node, last.length, last.first_piece = leaf, len(leaf.ids), i
+            else:
+                close(len(stack) - 1, i)
+                stack.append(_Open(leaf, len(leaf.ids), i))
             continue
         context = _context(piece)
         depth = 0

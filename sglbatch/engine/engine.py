@@ -19,7 +19,7 @@ from sglbatch.engine.passes import Passes, Pending, Runner
 from sglbatch.engine.radix.order import depth_first_order
 from sglbatch.engine.run_order import RequestRows, place_rows
 from sglbatch.engine.sampler import Sampling
-from sglbatch.engine.scheduler import Scheduler, SchedulerConfig
+from sglbatch.engine.scheduler import Ready, Scheduler, SchedulerConfig
 from sglbatch.engine.sequence import Action, Sequence, Step
 from sglbatch.engine.text import TextBuffer
 from sglbatch.errors import ConstraintError
@@ -118,9 +118,9 @@ class LocalEngine:
         """Launches the next step, then takes what the one before it decided (or, without overlap, this one)."""
         before, self._in_flight = self._in_flight, None
         scheduler = self.scheduler
-        scheduler.runs_ahead = self._overlap and scheduler.num_going_on <= self._runner.most_rows
-        if scheduler.has_unfinished and (before is None or self._is_worth_a_step()):
-            self._in_flight = self._launch(before)
+        ready = scheduler.ready(self._runner.most_rows if self._overlap else 0)
+        if scheduler.has_unfinished and (before is None or self._is_worth_a_step(ready)):
+            self._in_flight = self._launch(ready, before)
         if before is None and not self._overlap:
             before, self._in_flight = self._in_flight, None
         if before is not None:
@@ -129,16 +129,14 @@ class LocalEngine:
         num_results = min(len(self._ended), MAX_RESULTS) if is_more else len(self._ended)
         return [self._ended.popleft()() for _ in range(num_results)]
 
-    def _is_worth_a_step(self) -> bool:
+    def _is_worth_a_step(self, ready: Ready) -> bool:
         """Whether to launch one behind that in flight: a large one, or one that leaves nobody behind."""
-        scheduler = self.scheduler
-        num_ready = scheduler.num_ready()
-        return num_ready >= MIN_OVERLAP_TOKENS or (scheduler.runs_ahead and num_ready > 0 and scheduler.leaves_nobody)
+        return self.scheduler.num_tokens(ready) >= MIN_OVERLAP_TOKENS or (ready.runs_ahead and ready.leaves_nobody)
 
-    def _launch(self, before: tuple[Step, Pending] | None) -> tuple[Step, Pending] | None:
+    def _launch(self, ready: Ready, before: tuple[Step, Pending] | None) -> tuple[Step, Pending] | None:
         """Schedules and launches a step behind the one in flight."""
-        limit = self._max_decode_rows() if self._overlap else None
-        step = self.scheduler.schedule(limit)
+        limit = self._max_decode_rows(ready) if self._overlap else None
+        step = self.scheduler.schedule(ready, limit)
         if not step.pieces and not step.actions:
             return None
         samplings = [self._sampling(action) for action in step.actions]
@@ -147,14 +145,14 @@ class LocalEngine:
             self.scheduler.max_batch_tokens = min(self.scheduler.max_batch_tokens, self._passes.max_tokens)
         return step, pending
 
-    def _max_decode_rows(self) -> int | None:
+    def _max_decode_rows(self, ready: Ready) -> int | None:
         """About half of many decoding rows, so that there are two cohorts; what is more of them waits for a step.
 
         Rows that run ahead need no second cohort: their next step is prepared and launched while they are in flight.
         """
-        num_running, num_ready = len(self.scheduler.running), self.scheduler.num_idle
+        num_running, num_ready = len(self.scheduler.running), len(ready.rows)
         half = (num_running + 1) // 2
-        if not self.scheduler.runs_ahead and num_ready > COHORT_SHARE * num_running and half >= MIN_OVERLAP_TOKENS:
+        if not ready.runs_ahead and num_ready > COHORT_SHARE * num_running and half >= MIN_OVERLAP_TOKENS:
             num_ready = half
         return self._runner.best_rows(num_ready) if num_ready >= MIN_OVERLAP_TOKENS else None
 

@@ -162,7 +162,7 @@ def _split(whole: _Pass, max_tokens: int) -> Iterator[_Pass]:
         if part.step.num_tokens + len(piece.token_ids) > max_tokens:
             yield part
             part = _Pass()
-        part.step.pieces.append(piece)
+        part.step.add(piece)
         part.step.new_states += [row for row in rows[id(piece)] if id(row) in kept]
         _take(part, whole, [i for row in rows[id(piece)] for i in own[id(row)]])
     if part.step.pieces:

@@ -121,7 +121,7 @@ def add_rows(step: Step, sequence: Sequence, rows: list[HeadRow]) -> None:
         path = np.concatenate([path[:shared], slots[first:used]]) if shared else slots[first:used]
         row = sequence.beside(list(head), np.concatenate([mine, path]))
         piece = Piece(row, list(head[shared:]), begin + shared, tail_len=row.tail_len)
-        step.pieces.append(piece)
+        step.add(piece)
         for node, wanted in targets.items():
             place = len(node) - shared - 1
             step.actions.append(Action(sequence, StateRow(piece, place), piece.start + place, wanted, node))

@@ -61,6 +61,34 @@ class Counters:
     steps: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Rows that could decode in the next step.
+
+    Attributes:
+        rows: by priority.
+        num_going_on: all rows that decode, but for those whose last token is being drawn.
+        runs_ahead: rows in flight are among them, with a token that only the device will know.
+    """
+
+    rows: list[Sequence]
+    num_going_on: int
+    runs_ahead: bool
+
+    @property
+    def leaves_nobody(self) -> bool:
+        """A step of all of them has every row that goes on."""
+        return 0 < self.num_going_on == len(self.rows)
+
+
+def _least_ahead(rows: list[Sequence], most: int | None) -> list[Sequence]:
+    """Of too many rows those without the ones that are furthest ahead, but for the first, so that all get on alike."""
+    if most is None or len(rows) <= most:
+        return rows
+    ahead = set(heapq.nlargest(len(rows) - most, rows[1:], key=lambda s: s.num_fed))
+    return [s for s in rows if s not in ahead]
+
+
 class Scheduler:
     """Rows in, steps out; every KV slot is free, cached in the tree, or in use by a row."""
 
@@ -83,8 +111,6 @@ class Scheduler:
         """More of the plan will come: what it may share with its last row so far is kept."""
         self._planned: list[Sequence] = []
         self._follow_ups: list[Sequence] = []
-        self.runs_ahead = False
-        """Rows in flight whose next token may be drawn unseen go into the next step too; the engine's to say."""
         self._prefill_fills = True
         """The latest step was at least half full of prefill."""
         self._num_promised = 0
@@ -121,18 +147,40 @@ class Scheduler:
 
     # --- one step ---
 
-    def schedule(self, max_decode_rows: int | None = None) -> Step:
-        """The next step, without the rows that are in flight. Empty when all are.
+    def ready(self, most_ahead: int = 0) -> Ready:
+        """Which rows could decode in the next step.
+
+        Args:
+            most_ahead: as many rows or fewer may run ahead of what is known here.
+        """
+        idle: list[Sequence] = []
+        rows: list[Sequence] = []
+        num_going_on = 0
+        for sequence in self.running:
+            if not sequence.num_in_flight:
+                idle.append(sequence)
+                rows.append(sequence)
+            elif sequence.tail_left <= 0:
+                continue  # its last token is being drawn
+            elif sequence.may_run_ahead and sequence.num_in_flight == 1:
+                rows.append(sequence)
+            num_going_on += 1
+        runs_ahead = num_going_on <= most_ahead
+        return Ready(rows if runs_ahead else idle, num_going_on, runs_ahead)
+
+    def schedule(self, ready: Ready | None = None, max_decode_rows: int | None = None) -> Step:
+        """The next step, without the rows that are in flight, but for those that run ahead. Empty when all are.
 
         As long as prefill fills steps, only the head decodes beside it: the others decode together later, in larger
         steps and with the rows that were admitted in between. Every token of a step is counted as computed by its
         end: steps run in the order of their scheduling.
 
         Args:
+            ready: as ``ready`` has just found.
             max_decode_rows: leave further decoding rows to the next step, which can be prepared while this one runs.
         """
         step = Step()
-        rows = self._decoding_rows(max_decode_rows)
+        rows = _least_ahead((ready or self.ready()).rows, max_decode_rows)
         waits = self.cut is not None or self._next_waiting() is not None
         later = rows[1:] if waits and self._prefill_fills else []
         self._decode_rows(rows[: len(rows) - len(later)], step)
@@ -167,41 +215,14 @@ class Scheduler:
                 self._take_back(action.sequence)
         self.num_in_flight -= len(step.actions)
 
-    def num_ready(self) -> int:
+    def num_tokens(self, ready: Ready) -> int:
         """Tokens that a step scheduled now could have, roughly; not more than a budget."""
         budget = self.max_batch_tokens
         if self.cut is not None or (self._next_waiting() is not None and len(self.running) < self.config.max_rows):
             return budget
-        return min(budget, self.num_idle)
-
-    @property
-    def num_idle(self) -> int:
-        """Rows that could decode now."""
-        return sum(map(self._may_decode, self.running))
-
-    @property
-    def num_going_on(self) -> int:
-        """Decoding rows but those whose last token is being drawn."""
-        return sum(1 for s in self.running if s.tail_left > 0)
-
-    @property
-    def leaves_nobody(self) -> bool:
-        """Whether every row that goes on could decode now."""
-        return all(self._may_decode(s) or not s.tail_left for s in self.running)
-
-    def _may_decode(self, sequence: Sequence) -> bool:
-        return not sequence.num_in_flight or (self.runs_ahead and sequence.may_follow)
+        return min(budget, len(ready.rows))
 
     # --- decode ---
-
-    def _decoding_rows(self, most: int | None) -> list[Sequence]:
-        """The rows that could decode now, by priority; where they are too many without those that are furthest ahead,
-        so that all get on alike."""
-        rows = [s for s in self.running if self._may_decode(s)]
-        if most is None or len(rows) <= most:
-            return rows
-        ahead = set(heapq.nlargest(len(rows) - most, rows[1:], key=lambda s: s.num_fed))
-        return [s for s in rows if s not in ahead]
 
     def _decode_rows(self, rows: list[Sequence], step: Step) -> None:
         probe_budget = self.max_batch_tokens - step.num_tokens - len(rows)
@@ -225,7 +246,7 @@ class Scheduler:
             return
         sequence.tail_len += len(tokens)
         piece = Piece(sequence, tokens, position, tail_len=sequence.tail_len, source=source)
-        step.pieces.append(piece)
+        step.add(piece)
         row = StateRow(piece, len(tokens) - 1)
         if sequence.probe is not None:
             step.new_states.append(row)
@@ -261,7 +282,7 @@ class Scheduler:
 
     def _grow(self, sequence: Sequence) -> bool:
         """Sees that the row has slots for the tokens it will feed; False when it had to pause instead."""
-        missing = sequence.num_unfed - sequence.num_unused
+        missing = sequence.num_missing
         if missing <= 0:
             return True
         wanted = max(missing, min(TAIL_RUN, sequence.tail_left - sequence.num_unused))
@@ -396,7 +417,7 @@ class Scheduler:
         new = node.slots[max(start, matched) - node.start : end - node.start] if end > matched else NO_SLOTS
         slots = np.concatenate([scratch, new])
         piece = Piece(sequence, sequence.ids[start:end], start, write_slots=slots)
-        step.pieces.append(piece)
+        step.add(piece)
         if end > matched:
             node.num_computed = end - node.start
         for position in sequence.actions_in(start, end):

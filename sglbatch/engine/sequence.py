@@ -199,15 +199,11 @@ class Sequence:
         return len(self.tail_slots) - self.tail_len
 
     @property
-    def may_follow(self) -> bool:
-        """Whether it can go on behind the step in flight, with the token that only the device will know by then."""
-        return self.may_run_ahead and self.num_in_flight == 1 and self.tail_left > 0
-
-    @property
-    def num_unfed(self) -> int:
-        """Tokens that wait to enter the model, those in flight and the fewest that its probe can do with included."""
+    def num_missing(self) -> int:
+        """Slots that its tail lacks for the tokens that wait to enter the model, those in flight included, and for the
+        fewest that its probe can do with."""
         least = 0 if self.probe is None else self.probe.min_len
-        return len(self.output_ids) + self.num_in_flight - self.num_fed + least
+        return len(self.output_ids) + self.num_in_flight - self.num_folded + least - len(self.tail_slots)
 
     def beside(self, more_ids: list[int], tail_slots: npt.NDArray[np.int64]) -> Sequence:
         """A row for one step that has this one's tokens and some more; its slots are this one's."""
@@ -295,16 +291,21 @@ class Action:
 
 
 class Step:
-    """One forward pass: ragged pieces, decoding rows first, and the actions on their states."""
+    """One forward pass: ragged pieces, decoding rows first, and the actions on their states.
 
-    __slots__ = ("actions", "new_states", "pieces")
+    Attributes:
+        num_tokens: of all pieces.
+    """
+
+    __slots__ = ("actions", "new_states", "num_tokens", "pieces")
 
     def __init__(self) -> None:
         self.pieces: list[Piece] = []
+        self.num_tokens = 0
         self.actions: list[Action] = []
         self.new_states: list[StateRow] = []
         """States of this step that the tree keeps: the runner fills ``stored``."""
 
-    @property
-    def num_tokens(self) -> int:
-        return sum(len(p.token_ids) for p in self.pieces)
+    def add(self, piece: Piece) -> None:
+        self.pieces.append(piece)
+        self.num_tokens += len(piece.token_ids)
