@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 
-from sglbatch.engine.decision import Output
+from sglbatch.engine.decision import Output, decide
+from sglbatch.engine.decision import Pending as OnDevice
 from sglbatch.engine.engine import LocalEngine
 from sglbatch.engine.loader import load_engine
 from sglbatch.engine.passes import Pending
-from sglbatch.engine.sampler import Sampling
+from sglbatch.engine.sampler import GREEDY, Drawn, Sampling
 from sglbatch.engine.scheduler import SchedulerConfig
 from sglbatch.engine.sequence import Step
 from sglbatch.models import resolve_model
@@ -155,3 +157,17 @@ def test_what_depends_on_the_tokens_before_waits_for_them(smollm2_dir: Path) -> 
     for i, operation in enumerate(operations):
         one = Request(request_id=i, program_id=i, prompt_ids=prompt, operation=operation, seed=0)
         assert run(engine, [one])[i].error is None
+
+
+def test_rows_beside_one_that_asks_for_log_probabilities_can_be_followed() -> None:
+    ways = [GREEDY, Sampling(temperature=0.0, num_top_logprobs=2), None, Sampling(temperature=1.0, seed=3)]
+    pending = OnDevice(6)
+    logits_RV = torch.randn(6, 50, generator=torch.Generator().manual_seed(0))
+    expected = logits_RV.argmax(dim=-1).tolist()
+    for begin, some in ((0, ways), (4, [ways[1], GREEDY])):
+        decide(pending, begin, logits_RV[begin : begin + len(some)], [(7,)] * len(some), some)
+    outputs = pending.result()
+    assert pending.tokens_at([5, 3, 0]).tolist() == [outputs[5], outputs[3], outputs[0]]
+    assert [outputs[0], outputs[5]] == [expected[0], expected[5]]
+    assert isinstance(outputs[1], Drawn) and isinstance(outputs[4], Drawn) and isinstance(outputs[2], list)
+    assert [outputs[1].token_id, outputs[4].token_id] == [expected[1], expected[4]]

@@ -106,10 +106,13 @@ def decide(
         scores = score_targets(_rows(logits_RV, scored), wanted)
         pending.add_scores([first + i for i in scored], [len(t) for t in wanted], scores)
     drawn = [(i, s) for i, s in enumerate(samplings) if s is not None]
-    if drawn:
-        rows_RV = _rows(logits_RV, [i for i, _ in drawn])
-        places, ways = [first + i for i, _ in drawn], [s for _, s in drawn]
-        if any(s.num_top_logprobs is not None for s in ways):
+    for asks_more in (False, True):  # rows that may be followed unseen have their tokens on the device, see tokens_at
+        some = [(i, s) for i, s in drawn if (s.num_top_logprobs is not None) == asks_more]
+        if not some:
+            continue
+        rows_RV = _rows(logits_RV, [i for i, _ in some])
+        places, ways = [first + i for i, _ in some], [s for _, s in some]
+        if asks_more:
             pending.add_outputs(places, draw(rows_RV, ways))
         else:
             pending.add_tokens(places, sample_tokens(rows_RV, ways))
