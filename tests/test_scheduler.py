@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -53,7 +53,7 @@ def request(number: int, prompt: list[int], operation: Operation, **more: Any) -
     )
 
 
-def run(engine: LocalEngine, requests: list[Request]) -> dict[int, Result]:
+def run(engine: LocalEngine, requests: list[Request], before: Sequence[Request] = ()) -> dict[int, Result]:
     """Runs to the end; checks slots after every step and that the head gets a token in every step."""
     engine.submit(requests)
     results: dict[int, Result] = {}
@@ -63,7 +63,7 @@ def run(engine: LocalEngine, requests: list[Request]) -> dict[int, Result]:
             results[result.request_id] = result
             engine.finish_program(result.request_id)
         engine.scheduler.check_integrity()
-    assert set(results) == {r.request_id for r in requests}
+    assert set(results) == {r.request_id for r in (*before, *requests)}
     return results
 
 
@@ -317,6 +317,22 @@ def test_follow_ups_compute_only_new_tokens_when_memory_suffices() -> None:
     engine.step()
     assert engine.stats().computed_prompt_tokens - before == 3, "the last sampled token and the two new ones"
     assert engine.stats().recomputed_tokens == 0
+
+
+@pytest.mark.parametrize("retain", [False, True])
+def test_an_answer_that_a_cut_row_is_about_to_compute_too(retain: bool) -> None:
+    prompt = [1, 2]
+    longer = [*prompt, *generate(prompt, 12)]
+    assert len(longer) == 14
+    engine, _ = make_engine(100, max_batch_tokens=2, retain=retain)
+    requests = [
+        request(0, prompt, Generate(max_tokens=6, temperature=0.0), keep=True, priority=(0,)),
+        request(1, longer, Generate(max_tokens=3, temperature=0.0), priority=(1,)),
+    ]
+    engine.submit(requests[:1])
+    assert not [result for _ in range(3) for result in engine.step()]
+    check_results(requests, run(engine, [requests[1]], before=[requests[0]]))
+    assert retain or engine.scheduler.pool.num_free == 100
 
 
 def test_too_long_requests_are_errors_and_others_go_on() -> None:

@@ -515,6 +515,9 @@ class Scheduler:
         known = np.concatenate([sequence.request.prompt_ids, np.array(sequence.output_ids, dtype=np.int32)])
         ids = known[: len(sequence.ids) + sequence.tail_len]
         node, matched = self.tree.match_prefix(ids)
+        if matched > node.start + node.num_computed:  # the rest is the cut row's to compute, and stays its own
+            ids = ids[: node.start + node.num_computed]
+            matched = len(ids)
         node = self.tree.cut(node, matched)
         if matched < len(ids):
             mine, unused = split_extents(sequence.tail, sequence.tail_len)
