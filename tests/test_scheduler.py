@@ -335,6 +335,17 @@ def test_an_answer_that_a_cut_row_is_about_to_compute_too(retain: bool) -> None:
     assert retain or engine.scheduler.pool.num_free == 100
 
 
+@pytest.mark.usefixtures("small_numbers_count")
+def test_a_prompt_that_is_scored_again_while_another_row_reads_its_scores() -> None:
+    engine, _ = make_engine(100, max_batch_tokens=3, overlap=True)
+    prompt = [1, 1, 1, 1, 1, 1, 2]
+    requests = [
+        request(i, prompt, Generate(max_tokens=1, temperature=0.0, input_logprobs_from=start), priority=(i,))
+        for i, start in enumerate((3, 0))
+    ]
+    check_results(requests, run(engine, requests))
+
+
 def test_too_long_requests_are_errors_and_others_go_on() -> None:
     engine, _ = make_engine(20)
     requests = [

@@ -448,7 +448,7 @@ class Scheduler:
             targets, sequence.last_state = sequence.probe.root_targets, row
         step.actions.append(Action(sequence, row, position, targets))
         if sequence.own_successors and position + 1 < len(sequence.ids):
-            sequence.note_logprob(position + 1, np.inf)
+            sequence.expect_logprob(position + 1)
 
     def _count_recomputed(self, sequence: Sequence, matched: int) -> None:
         """Tokens that were in memory once and will be computed again."""

@@ -168,8 +168,17 @@ class Sequence:
 
     def note_logprob(self, index: int, logprob: float) -> None:
         """The log-probability of ``ids[index]``, given what comes before it."""
-        start, values = self.logprobs[bisect_right(self.logprobs, index, key=itemgetter(0)) - 1]
+        start, values = self._logprobs_at(index)
         values[index - start] = logprob
+
+    def expect_logprob(self, index: int) -> None:
+        """It is about to be computed; where that is again, another row may still have to read what is there."""
+        start, values = self._logprobs_at(index)
+        if np.isnan(values[index - start]):
+            values[index - start] = np.inf
+
+    def _logprobs_at(self, index: int) -> tuple[int, TokenLogprobs]:
+        return self.logprobs[bisect_right(self.logprobs, index, key=itemgetter(0)) - 1]
 
     @property
     def first_unscored(self) -> int:
