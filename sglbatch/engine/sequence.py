@@ -218,7 +218,7 @@ class Sequence:
         """A row for one step that has this one's tokens and some more; its slots are this one's."""
         row = Sequence(self.request, self.ids, priority=self.priority)
         row.node = self.node
-        row.output_ids = [*self.output_ids, *more_ids]
+        row.output_ids, row.num_folded = [*self.output_ids, *more_ids], self.num_folded
         row.tail_slots, row.tail_len = tail_slots, len(tail_slots)
         return row
 
