@@ -47,6 +47,7 @@ class World:
     stderr: io.StringIO = field(default_factory=io.StringIO)
     stop: StopRequest = field(default_factory=StopRequest)
     backend: ScriptedBackend | None = None
+    make_backend: type[ScriptedBackend] = ScriptedBackend
     num_requests: int = 0
 
     def __post_init__(self) -> None:
@@ -102,7 +103,7 @@ class World:
         return Surroundings(progress=Progress(self.stderr), stop=self.stop, load_backend=self._load)
 
     def _load(self, model: LocalModel, tokenizer: Tokenizer, config: RunConfig) -> ScriptedBackend:
-        self.backend = ScriptedBackend(tokenizer, self._answer, shuffle=1, batch=self.batch)
+        self.backend = self.make_backend(tokenizer, self._answer, shuffle=1, batch=self.batch)
         return self.backend
 
     def _answer(self, prompt: str, request: Request) -> str | int | ErrorInfo:

@@ -186,6 +186,33 @@ def test_a_stop_keeps_what_is_done(world: World, number: int, code: int) -> None
     assert report.exit_code == 0 and report.requests == 80 - 24 and report.calls_reused == 24
 
 
+class HoldingBackend(ScriptedBackend):
+    """Hands on one of the answers that it has with every step."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.held: list[Result] = []
+
+    def step(self) -> list[Result]:
+        self.held += super().step()
+        return [self.held.pop()]
+
+    def drain(self, seconds: float) -> list[Result]:
+        held, self.held = self.held, []
+        return held
+
+
+def test_a_stop_keeps_what_a_backend_holds_back(world: World) -> None:
+    world.questions(range(40))
+    world.make_backend = HoldingBackend
+    world.on_request = lambda count: world.stop.receive(signal.SIGTERM, None) if count == 20 else None
+    assert world.run().exit_code == 143
+    assert read_status(world.paths).calls == 24
+    world.on_request = None
+    report = world.run().report
+    assert (report.requests, report.calls_reused, report.rows_done) == (80 - 24, 24, 40)
+
+
 def test_a_time_limit_is_a_resumable_stop(world: World) -> None:
     world.questions(range(3))
     ended = world.run(time_limit_s=1e-9)

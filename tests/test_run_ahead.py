@@ -18,7 +18,7 @@ from sglbatch.engine.scheduler import SchedulerConfig
 from sglbatch.engine.sequence import Step
 from sglbatch.models import resolve_model
 from sglbatch.tokenizer import Tokenizer
-from sglbatch.types import Constraint, Generate, Request, Text
+from sglbatch.types import Constraint, Generate, Request, Result, Text
 from tests.engine_stub import EOS, StubPending, StubRunner, StubTokenizer, generate, ids
 from tests.test_engine_model import run
 
@@ -88,6 +88,19 @@ def test_few_rows_stay_together_and_many_are_cohorts(monkeypatch: pytest.MonkeyP
     engine, runner = make_engine(most_rows=7)
     run(engine, requests)
     assert {rows for rows, _ in runner.steps[1:-1]} == {4} and not any(ahead for _, ahead in runner.steps)
+
+
+def test_results_that_are_held_back_are_there_for_a_run_that_ends_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sglbatch.engine.engine.MAX_RESULTS", 2)
+    engine, _ = make_engine(most_rows=8)
+    lens = [3] * 7 + [20]
+    engine.submit([request(i, [1, i + 2], max_tokens=n, ignore_eos=True) for i, n in enumerate(lens)])
+    first: list[Result] = []
+    while not first:
+        first = engine.step()
+    rest = engine.drain(0.0)
+    assert len(first) == 2 and {r.request_id for r in (*first, *rest)} == set(range(7))
+    assert run(engine, []).keys() == {7} and not engine.drain(0.0)
 
 
 def test_an_end_that_nobody_knew_of_costs_one_token() -> None:

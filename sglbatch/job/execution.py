@@ -11,7 +11,6 @@ from types import TracebackType
 from typing import Final
 
 from sglbatch.api_spec import ApiModel
-from sglbatch.api_spec.backend import ApiBackend
 from sglbatch.data import Row
 from sglbatch.data.values import normalise
 from sglbatch.errors import BackendStopped, ConstraintError
@@ -27,6 +26,7 @@ from sglbatch.job.rows import FinishedRow
 from sglbatch.job.signals import Stopped, StopRequest
 from sglbatch.lang.calls import PendingCall
 from sglbatch.lang.driver import Driver
+from sglbatch.lang.environment import KeepsAnswers
 from sglbatch.lang.row_program import RowKey, RowProgram
 from sglbatch.models import LocalModel
 from sglbatch.tokenizer import Tokenizer
@@ -190,8 +190,8 @@ class Execution:
         self.close()
 
     def _drain(self, backend: Backend) -> None:
-        """Keeps the last answers of a run that ends early, where they are paid for."""
-        if isinstance(backend, ApiBackend):
+        """Keeps the last answers of a run that ends early: those that are paid for, or computed."""
+        if isinstance(backend, KeepsAnswers):
             self._take_ended(self._driver.keep(backend.drain(DRAIN_S)))
             self._after_step()
 

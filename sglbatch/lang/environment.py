@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from sglbatch.lang.chat import ChatTemplate, Frames
-from sglbatch.types import Backend, Prompt, TokenIds
+from sglbatch.types import Backend, Prompt, Result, TokenIds
 
 
 class LanguageTokenizer(Protocol):
@@ -56,6 +56,14 @@ class RunsSlabs(Protocol):
 
     def expect_more(self, more: bool) -> None:
         """Whether more requests of the plan will come: what they may share with the last one is kept."""
+
+
+@runtime_checkable
+class KeepsAnswers(Protocol):
+    """A backend that may have answers which it has not handed on when a run ends early."""
+
+    def drain(self, seconds: float) -> list[Result]:
+        """These answers, and those of calls that are paid for as far as they come within so many seconds."""
 
 
 class LanguageBackend(Backend, Protocol):
