@@ -12,8 +12,7 @@ from sglbatch.errors import SglbatchError
 def shipped_folder() -> Path:
     """The folder with ``templates/`` and ``samples/``: inside an installed package, or the root of a source tree."""
     package = Path(__file__).resolve().parent.parent
-    installed = package / "shipped"
-    return installed if installed.is_dir() else package.parent
+    return package if (package / "templates").is_dir() else package.parent
 
 
 def template_names() -> list[str]:
