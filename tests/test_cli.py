@@ -286,34 +286,29 @@ def test_a_job_needs_no_open_stream(tmp_path: Path, smollm2_dir: Path) -> None:
     assert with_closed("<&-", "run", "t.py", "-", *base[2:], "-o", "none.jsonl", cwd=tmp_path)[0] == 2
 
 
-def test_a_broken_pipe_elsewhere_is_an_error_that_is_told(tmp_path: Path) -> None:
+def status_that_raises(raised: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """``sglbatch status`` where it ends with this error."""
     code = (
-        "import sys; sys.argv = ['sglbatch', 'status', 'x']\n"
+        f"import sys; sys.argv = ['sglbatch', 'status', 'x', *{arguments!r}]\n"
         "from sglbatch.job import commands\n"
-        "def lose(*a, **k): raise BrokenPipeError(32, 'Broken pipe')\n"
-        "commands.status = lose\n"
+        f"def explode(*a, **k): raise {raised}\n"
+        "commands.status = explode\n"
         "from sglbatch.cli import main; main()"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False,
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
+
+
+def test_a_broken_pipe_elsewhere_is_an_error_that_is_told(tmp_path: Path) -> None:
+    done = status_that_raises("BrokenPipeError(32, 'Broken pipe')", cwd=tmp_path)
     assert done.returncode == 3 and "error[environment]: Broken pipe" in done.stderr
 
 
 @pytest.mark.parametrize("debug", [False, True])
 def test_a_bug_exits_70_and_says_where_to_report_it(tmp_path: Path, debug: bool) -> None:
-    code = (
-        "import sys; sys.argv = ['sglbatch', 'status', 'x'" + (", '--debug'" if debug else "") + "]\n"
-        "from sglbatch.job import commands\n"
-        "def explode(*a, **k): raise RuntimeError('boom')\n"
-        "commands.status = explode\n"
-        "from sglbatch.cli import main; main()"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    done = status_that_raises("RuntimeError('boom')", *(["--debug"] if debug else []), cwd=tmp_path)
     assert done.returncode == 70
     assert "error[internal]: RuntimeError: boom" in done.stderr and "report it" in done.stderr
     assert ("Traceback" in done.stderr) is debug

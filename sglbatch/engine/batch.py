@@ -124,16 +124,16 @@ def flatten(step: Step, *, with_positions: bool, share_prefill: bool) -> tuple[F
     return batch, {id(p): offset for p, offset in zip(pieces, offsets, strict=True)}
 
 
-def single_sequence(ids: Ints) -> FlatBatch:
-    """A batch of one sequence from its beginning, in the first slots of the pool."""
+def single_sequence(ids: Ints, *, slots: Ints | None = None, positions: Ints | None = None) -> FlatBatch:
+    """A batch of one sequence from its beginning; by default in the first slots of the pool."""
     places = np.arange(len(ids), dtype=np.int64)
-    own = CausalWork(q_start=0, q_end=len(ids), slots=places, positions=places)
+    slots, positions = places if slots is None else slots, places if positions is None else positions
     return FlatBatch(
         input_ids=ids,
-        positions=places,
-        write_slots=places,
+        positions=positions,
+        write_slots=slots,
         shared=[],
-        causal=[own],
+        causal=[CausalWork(q_start=0, q_end=len(ids), slots=slots, positions=positions)],
         singles=SingleWork(rows=NO_INTS, slots=NO_INTS, positions=NO_INTS, lens=NO_INTS),
     )
 

@@ -25,8 +25,8 @@ class Pending:
 
     def __init__(self, num_actions: int) -> None:
         self._outputs: list[Output] = [0] * num_actions
-        self._drawn: list[tuple[list[int], torch.Tensor]] = []
-        self._tokens: list[tuple[list[int], torch.Tensor]] = []
+        self._tokens: list[tuple[list[int], torch.Tensor, torch.Tensor]] = []
+        """Places, ids on the device, and the same on their way to the processor."""
         self._scores: list[tuple[list[int], list[int], torch.Tensor]] = []
         self._event: torch.cuda.Event | None = None
 
@@ -36,8 +36,7 @@ class Pending:
 
     def add_tokens(self, places: list[int], tokens_R: torch.Tensor) -> None:
         """Sampled ids, int64 [R]."""
-        self._drawn.append((places, tokens_R))
-        self._tokens.append((places, _to_host(tokens_R)))
+        self._tokens.append((places, tokens_R, _to_host(tokens_R)))
 
     def add_scores(self, places: list[int], lens: list[int], scores: torch.Tensor) -> None:
         """Log-probabilities of all targets of the given actions, one after another."""
@@ -51,15 +50,15 @@ class Pending:
 
     def tokens_at(self, places: list[int]) -> torch.Tensor:
         """Sampled ids of some actions, int64 on the device, without waiting for them."""
-        index = {place: i for i, place in enumerate(chain.from_iterable(places for places, _ in self._drawn))}
-        tokens_R = torch.cat([tokens for _, tokens in self._drawn])
+        index = {place: i for i, place in enumerate(chain.from_iterable(places for places, *_ in self._tokens))}
+        tokens_R = torch.cat([tokens for _, tokens, _ in self._tokens])
         return tokens_R[to_device([index[place] for place in places], tokens_R.device)]
 
     def result(self) -> list[Output]:
         """Waits for this step, not for any that was launched after it."""
         if self._event is not None:
             self._event.synchronize()
-        for places, tokens in self._tokens:
+        for places, _, tokens in self._tokens:
             self.add_outputs(places, tokens.tolist())
         for places, lens, scores in self._scores:
             values, ends = scores.tolist(), list(accumulate(lens))

@@ -126,7 +126,9 @@ class LocalEngine:
         if before is not None:
             self._land(*before)
         is_more = self._in_flight is not None or scheduler.has_unfinished
-        num_results = min(len(self._ended), MAX_RESULTS) if is_more else len(self._ended)
+        return self._hand_on(min(len(self._ended), MAX_RESULTS) if is_more else len(self._ended))
+
+    def _hand_on(self, num_results: int) -> list[Result]:
         return [self._ended.popleft()() for _ in range(num_results)]
 
     def _is_worth_a_step(self, ready: Ready) -> bool:
@@ -198,9 +200,7 @@ class LocalEngine:
 
     def drain(self, seconds: float) -> list[Result]:
         """The results that are there and have not been handed on; nothing is computed for it, so it takes no time."""
-        results = [end() for end in self._ended]
-        self._ended.clear()
-        return results
+        return self._hand_on(len(self._ended))
 
     # --- beyond Backend, for interactive programs ---
 

@@ -62,8 +62,10 @@ class Generation:
         # Log-probabilities are asked for each token, so each has its step then.
         self._jumps = jump_forward and self.operation.num_top_logprobs is None
         self._run: Seq[int] = ()
+        operation = self.operation
+        penalised = bool(operation.frequency_penalty or operation.presence_penalty)
         # Exact scores are the model's own, and know of no penalty.
-        self._finite = None if self.operation.frequency_penalty or self.operation.presence_penalty else finite
+        self._finite = None if penalised else finite
         self._choice: FiniteChoice | None = None
         self._chosen: Alternative | None = None
         self._ending: Bitmask | None = None
@@ -76,22 +78,14 @@ class Generation:
         self._banned_early = tuple(sorted(eos_token_ids if guide else end_token_ids | eos_token_ids))
         # A constrained text ends where its automaton does, so there the end of the sequence has no other meaning.
         self._banned_always = tuple(sorted(eos_token_ids)) if guide and self.operation.ignore_eos else ()
-        operation = self.operation
-        penalised = operation.frequency_penalty or operation.presence_penalty
-        asks_more = operation.min_tokens or operation.num_top_logprobs is not None
-        self._is_plain = operation.greedy and guide is None and not penalised and not asks_more
+        self.may_run_ahead = guide is None and not penalised and operation.num_top_logprobs is None
+        """A token can be drawn before the one before it is known here."""
+        self._is_plain = self.may_run_ahead and operation.greedy and not operation.min_tokens
         self._counts: Counter[int] = Counter()
         if forced is not None:
             self._look_ahead(forced)
         self._logprobs: list[TokenLogprob] = []
         self._top_logprobs: list[tuple[TokenLogprob, ...]] = []
-
-    @property
-    def may_run_ahead(self) -> bool:
-        """Whether a token can be drawn before the one before it is known here."""
-        operation = self.operation
-        penalised = operation.frequency_penalty or operation.presence_penalty
-        return self.guide is None and not penalised and operation.num_top_logprobs is None
 
     def sampling(self, num_ahead: int = 0) -> Sampling:
         """How the next token is drawn, or one after ``num_ahead`` others that are not known yet."""

@@ -24,6 +24,7 @@ from sglbatch.engine.attention.torch import AttentionKind, TorchAttention
 from sglbatch.engine.batch import CausalWork, FlatBatch, SharedWork, SingleWork, flatten, single_sequence
 from sglbatch.engine.decision import IdsInFlight, Output, Pending, decide
 from sglbatch.engine.layer_pool import Attention, LayerPool
+from sglbatch.engine.row_step import ROW_STEP, rounded_up
 from sglbatch.engine.sampler import Sampling
 from sglbatch.engine.sequence import StateRow, Step
 from sglbatch.engine.transfer import reserve_pinned, to_device
@@ -41,12 +42,6 @@ MAX_FUSED_ERROR = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-
 """How far a fused layer may be from the model's own, relative to what the layer adds."""
 MAX_LOGIT_ROWS = {"cpu": 256, "cuda": 2048}
 """Rows of logits computed at once."""
-ROW_STEP = {"cpu": 1, "cuda": 128}
-"""Rows whose states or logits are needed are padded to a multiple of this.
-
-cuBLAS has many kernels for few rows, and the driver, which loads a kernel when it is first needed, waits until the
-device has nothing left to do. For these sizes all are loaded before the first step.
-"""
 
 
 def attention_hook(
@@ -213,10 +208,11 @@ class ModelRunner:
             self._fused.load_products(max_batch_tokens)
         if self._graphs is not None:
             self._graphs.capture_all()
-        largest, row_step = MAX_LOGIT_ROWS[self.device.type], ROW_STEP[self.device.type]
+        zeros = np.zeros(max_batch_tokens, dtype=np.int64)
+        largest = single_sequence(zeros, slots=np.full_like(zeros, scratch_slot), positions=zeros)
         try:
-            states_RH = self._forward(_of_size(max_batch_tokens, scratch_slot=scratch_slot), range(max_batch_tokens))
-            for num_rows in range(min(largest, len(states_RH)), 0, -row_step):
+            states_RH = self._forward(largest, range(max_batch_tokens))
+            for num_rows in range(min(MAX_LOGIT_ROWS[self.device.type], len(states_RH)), 0, -ROW_STEP):
                 self._logits(states_RH[:num_rows])
         except torch.OutOfMemoryError:
             pass  # such steps will be run in passes
@@ -334,8 +330,8 @@ class ModelRunner:
         return group
 
     def _num_missing(self, num_rows: int) -> int:
-        """To a multiple of ROW_STEP."""
-        return -num_rows % ROW_STEP[self.device.type]
+        """Rows to add so that a GPU has seen their number before."""
+        return 0 if self.device.type == "cpu" else rounded_up(num_rows) - num_rows
 
     def _logits(self, states_RH: torch.Tensor) -> torch.Tensor:
         """fp32 logits [R, V] through the model's own head."""
@@ -368,19 +364,6 @@ def _one_of_each(*, scratch_slot: int) -> FlatBatch:
         shared=[SharedWork(q_start=0, q_end=num_decoding, slots=context, position=0)],
         causal=[CausalWork(q_start=num_decoding, q_end=num_rows, slots=context, positions=context)],
         singles=singles,
-    )
-
-
-def _of_size(num_rows: int, *, scratch_slot: int) -> FlatBatch:
-    """A batch of one sequence; it writes to the scratch slot alone."""
-    nowhere, zeros = np.full(num_rows, scratch_slot), np.zeros(num_rows, dtype=np.int64)
-    return FlatBatch(
-        input_ids=zeros,
-        positions=zeros,
-        write_slots=nowhere,
-        shared=[],
-        causal=[CausalWork(q_start=0, q_end=num_rows, slots=nowhere, positions=zeros)],
-        singles=SingleWork(rows=nowhere[:0], slots=nowhere[:0], positions=nowhere[:0], lens=nowhere[:0]),
     )
 
 

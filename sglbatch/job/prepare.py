@@ -24,7 +24,7 @@ from sglbatch.lang.driver import Driver
 from sglbatch.lang.environment import Environment
 from sglbatch.lang.guard import Guard
 from sglbatch.lang.program import Program
-from sglbatch.lang.row_program import RowKey, RowProgram
+from sglbatch.lang.row_program import RowKey, RowProgram, made
 from sglbatch.lang.sampling import SamplingOverride
 from sglbatch.lang.schemas import Record
 from sglbatch.lang.scripts import Scripts
@@ -114,7 +114,7 @@ class Prepared:
         error = self.binding.null_error(arguments)
         if error is None:
             return self.scripts.program(arguments, program_id, row_key)
-        return self._function_of(arguments, program_id, row_key if isinstance(row_key, str) else row_key(), error)
+        return self._function_of(arguments, program_id, made(row_key), error)
 
     def _function_of(
         self, arguments: Mapping[str, Any], program_id: int, row_key: str, error: ErrorInfo | None = None

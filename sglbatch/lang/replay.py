@@ -18,7 +18,7 @@ from sglbatch.lang.guard import Guard
 from sglbatch.lang.opening import Opening
 from sglbatch.lang.outcome import Outcome
 from sglbatch.lang.program import Program
-from sglbatch.lang.row_program import RowKey
+from sglbatch.lang.row_program import RowKey, made
 from sglbatch.lang.script import Script
 from sglbatch.types import CallPath, TextCall
 
@@ -66,9 +66,8 @@ class Replay:
 
     @property
     def row_key(self) -> str:
-        if not isinstance(self._row_key, str):
-            self._row_key = self._row_key()
-        return self._row_key
+        self._row_key = key = made(self._row_key)
+        return key
 
     @property
     def done(self) -> bool:

@@ -19,6 +19,11 @@ RowKey: TypeAlias = str | Callable[[], str]
 """A row's key, or what makes it when it is asked for."""
 
 
+def made(row_key: RowKey) -> str:
+    """The key itself."""
+    return row_key if isinstance(row_key, str) else row_key()
+
+
 class RowProgram(Protocol):
     """``Program`` and ``Replay``; see ``Program`` for what each means."""
 

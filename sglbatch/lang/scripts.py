@@ -14,7 +14,7 @@ from sglbatch.lang.opening import Opening
 from sglbatch.lang.program import Program
 from sglbatch.lang.recording import record_script
 from sglbatch.lang.replay import MakeRow, Replay
-from sglbatch.lang.row_program import RowKey, RowProgram
+from sglbatch.lang.row_program import RowKey, RowProgram, made
 from sglbatch.lang.script import Script
 from sglbatch.types import Result, Usage
 
@@ -52,7 +52,7 @@ class Scripts:
         holes: dict[str, Any] = {}
         found = self._trusted.get(_shape(arguments, holes) or ())
         if found is None:
-            return self._make(arguments, program_id, row_key if isinstance(row_key, str) else row_key())
+            return self._make(arguments, program_id, made(row_key))
         script, opening = found
         return Replay(
             script,

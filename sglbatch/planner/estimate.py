@@ -55,9 +55,9 @@ class AnswerTokens:
 
 def answer_tokens(operations: Sequence[Operation]) -> list[AnswerTokens]:
     """``AnswerTokens`` of each operation."""
-    objects = {id(operation): operation for operation in operations}  # hashing each would take longer than the rest
-    known = {operation: AnswerTokens.of(operation) for operation in set(objects.values())}  # a job has a handful
-    of_object = {key: known[operation] for key, operation in objects.items()}
+    objects = _objects(operations)
+    known = {operation: AnswerTokens.of(operation) for operation in set(objects)}  # a job has a handful
+    of_object = {id(operation): known[operation] for operation in objects}
     return [of_object[id(operation)] for operation in operations]
 
 
@@ -93,8 +93,12 @@ def unique_run_tokens(prompts: Sequence[TokenIds], operations: Sequence[Operatio
 
 def unique_alone_tokens(operations: Sequence[Operation]) -> int:
     """Tokens of the radix tree of all calls' runs that stand without a prompt: they go first, and once."""
-    distinct = set({id(operation): operation for operation in operations}.values())
-    return _tree_size([run for operation in distinct for run in unconditional_runs(operation)])
+    return _tree_size([run for operation in set(_objects(operations)) for run in unconditional_runs(operation)])
+
+
+def _objects(operations: Sequence[Operation]) -> list[Operation]:
+    """Each object once: hashing the operation of every call would take longer than the rest of a plan."""
+    return list({id(operation): operation for operation in operations}.values())
 
 
 def _beyond_prompts(prompts: Sequence[TokenIds], operations: Sequence[Operation]) -> int:

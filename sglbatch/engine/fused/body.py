@@ -23,14 +23,13 @@ from sglbatch.engine.attention.triton import TritonAttention
 from sglbatch.engine.fused.gated_product import gated_product, is_supported
 from sglbatch.engine.fused.kernels import add_rms_norm_kernel, rope_and_write_kernel, silu_and_mul_kernel
 from sglbatch.engine.layer_pool import LayerPool
+from sglbatch.engine.row_step import ROW_STEP, rounded_up
 
 FUSABLE = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM"})
 """Architectures whose layers are: norm, q/k/v, full rotary embedding, attention, o, norm, SiLU-gated MLP."""
 
 PRODUCT_REPEATS = 6
 """Layers on which products are timed."""
-ROW_STEP = 128
-"""What is best is known by number of rows, rounded up to a multiple of this: the height of most products' tiles."""
 
 
 def is_fusable(model: nn.Module, body: Any) -> bool:
@@ -188,7 +187,7 @@ class FusedBody:
 
     def _programs(self, num_rows: int) -> int | None:
         """What a layer's MLP gets as ``num_programs``."""
-        return None if -(-num_rows // ROW_STEP) in self._ungated else self._num_programs
+        return None if rounded_up(num_rows) in self._ungated else self._num_programs
 
     @torch.inference_mode()
     def load_products(self, max_rows: int) -> None:
@@ -207,7 +206,7 @@ class FusedBody:
         apart = self._products_s(num_rows, None)
         together = apart if self._num_programs is None else self._products_s(num_rows, self._num_programs)
         if together > apart:
-            self._ungated.add(-(-num_rows // ROW_STEP))
+            self._ungated.add(rounded_up(num_rows))
         return min(apart, together)
 
     @torch.inference_mode()

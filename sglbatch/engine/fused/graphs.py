@@ -18,7 +18,8 @@ from sglbatch.engine.attention.triton import HEIGHTS, TritonAttention, batch_arr
 from sglbatch.engine.attention.worklist import NO_TILE, TILE_WIDTH, Ints32
 from sglbatch.engine.batch import FlatBatch
 from sglbatch.engine.decision import IdsInFlight
-from sglbatch.engine.fused.body import ROW_STEP, FusedBody
+from sglbatch.engine.fused.body import FusedBody
+from sglbatch.engine.row_step import ROW_STEP, rounded_up
 from sglbatch.engine.transfer import ALIGN, to_device
 
 MAX_ROWS = 2048
@@ -147,9 +148,9 @@ class DecodeGraphs:
         rows left out are in the next step. Of numbers that cost about the same the largest leaves out fewest.
         """
         most = min(num_ready, MAX_ROWS)
-        sizes = range(ROW_STEP, -(-most // ROW_STEP) * ROW_STEP + 1, ROW_STEP)
+        sizes = range(ROW_STEP, rounded_up(most) + 1, ROW_STEP)
         costs = {
-            rows: self._seconds[-(-rows // ROW_STEP)] / rows
+            rows: self._seconds[rounded_up(rows)] / rows
             for rows in (min(size, most) for size in sizes)
             if rows >= MIN_SHARE_OF_ROWS * most
         }
@@ -175,16 +176,16 @@ class DecodeGraphs:
         return captured
 
     @cached_property
-    def _seconds(self) -> list[float]:
-        """What one layer's products of so many times ROW_STEP rows cost, measured."""
-        return [0.0, *(self._body.products_s(rows) for rows in range(ROW_STEP, MAX_ROWS + 1, ROW_STEP))]
+    def _seconds(self) -> dict[int, float]:
+        """What one layer's products cost, by number of rows, measured."""
+        return {rows: self._body.products_s(rows) for rows in range(ROW_STEP, MAX_ROWS + 1, ROW_STEP)}
 
     def run(self, batch: FlatBatch, ids: IdsInFlight | None = None) -> torch.Tensor | None:
         """Final hidden states [T, H], valid until the next run; None where the batch does not fit a graph."""
         num_rows = len(batch.input_ids)
         if batch.causal or num_rows > MAX_ROWS:
             return None
-        bucket = Bucket(-(-num_rows // ROW_STEP) * ROW_STEP, self._group)
+        bucket = Bucket(rounded_up(num_rows), self._group)
         works = list_works(batch, group=self._group)
         contents = bucket.fill(batch_arrays(batch, works, range(num_rows)), works.num_parts, self._scratch_slot)
         if contents is None:

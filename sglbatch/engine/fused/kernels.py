@@ -28,6 +28,13 @@ def add_rms_norm_kernel(x_TH, residual_TH, weight_H, out_TH, eps, H, BLOCK: tl.c
 
 
 @triton.jit
+def silu_and_mul(gate, up):
+    """silu(gate) * up, in their type."""
+    wide = gate.to(tl.float32)
+    return (wide / (1.0 + tl.exp(-wide))).to(gate.dtype) * up
+
+
+@triton.jit
 def silu_and_mul_kernel(gate_up_T2I, out_TI, I, BLOCK: tl.constexpr):  # noqa: E741
     """out = silu(gate) * up; gate_up holds gate, up, gate, up, ... Grid (T, ceil(I / BLOCK))."""
     row = tl.program_id(0).to(tl.int64)
@@ -35,10 +42,8 @@ def silu_and_mul_kernel(gate_up_T2I, out_TI, I, BLOCK: tl.constexpr):  # noqa: E
     both = first * 2 + tl.arange(0, 2 * BLOCK)
     pairs = tl.load(gate_up_T2I + row * 2 * I + both, mask=both < 2 * I, other=0.0)
     gate, up = tl.split(tl.reshape(pairs, [BLOCK, 2]))
-    wide = gate.to(tl.float32)
-    silu = (wide / (1.0 + tl.exp(-wide))).to(gate.dtype)
     i = first + tl.arange(0, BLOCK)
-    tl.store(out_TI + row * I + i, silu * up, mask=i < I)
+    tl.store(out_TI + row * I + i, silu_and_mul(gate, up), mask=i < I)
 
 
 @triton.jit
@@ -113,6 +118,5 @@ def gated_product_kernel(
         for h in range(0, H, BLOCK_H):
             acc = tl.dot(x_TH.load([t, h]), gate_up_2IH.load([i * BLOCK_2I, h]).T, acc)
         gate, up = tl.split(tl.reshape(acc, [BLOCK_T, BLOCK_2I // 2, 2]))
-        wide = gate.to(out_TI.dtype).to(tl.float32)
-        silu = (wide / (1.0 + tl.exp(-wide))).to(out_TI.dtype)
-        out_TI.store([t, i * (BLOCK_2I // 2)], silu * up.to(out_TI.dtype))
+        active = silu_and_mul(gate.to(out_TI.dtype), up.to(out_TI.dtype))
+        out_TI.store([t, i * (BLOCK_2I // 2)], active)
