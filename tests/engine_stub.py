@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from sglbatch.engine.batch import FlatBatch, flatten
+from sglbatch.engine.batch import FlatBatch, TreeWork, flatten
 from sglbatch.engine.decision import Output
 from sglbatch.engine.passes import Pending as InFlight
 from sglbatch.engine.sampler import Sampling
@@ -58,6 +58,8 @@ class StubRunner:
         self.memory: list[tuple[int, int] | None] = [None] * (num_slots + 1)
         self.num_tokens = 0
         self.max_tokens_in_step = 0
+        self.num_trees = 0
+        """Works of several prefilled rows."""
 
     most_rows = 4
     """Few enough that tests see rows run ahead, and cohorts of more."""
@@ -122,6 +124,11 @@ class StubRunner:
             for i, q in enumerate(range(causal.q_start, causal.q_end)):
                 slots[q] += causal.slots[: num_context + i + 1].tolist()
             assert [self.memory[s][0] for s in causal.slots] == causal.positions.tolist()  # type: ignore[index]
+        for tree in batch.trees:
+            for i, q in enumerate(range(tree.q_start, tree.q_end)):
+                slots[q] += seen_in_tree(tree, i).tolist()
+            assert [self.memory[s][0] for s in tree.slots] == tree.positions.tolist()  # type: ignore[index]
+            self.num_trees += 1
         singles, ends = batch.singles, np.cumsum(batch.singles.lens)
         for q, end, n in zip(singles.rows, ends, singles.lens, strict=True):
             slots[q] += singles.slots[end - n : end].tolist()
@@ -140,6 +147,13 @@ class StubRunner:
         assert Counter(p for p, _ in cells if p is not None).most_common(1)[0][1] == 1  # type: ignore[misc]
         assert sorted(by_position) == list(range(position + 1))
         return tuple(by_position[p] for p in range(position + 1))
+
+
+def seen_in_tree(tree: TreeWork, i: int) -> np.ndarray:
+    """The slots that a tree's i-th row sees."""
+    branches = tree.slots[tree.trunk_len :]
+    seen = branches[(tree.seen_from <= i) & (i < tree.seen_until)]
+    return np.concatenate([tree.slots[: tree.trunk_len], seen])
 
 
 class StubTokenizer:

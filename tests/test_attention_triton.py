@@ -12,11 +12,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 pytest.importorskip("triton", reason="triton has no build for this platform")
 
 from sglbatch.engine.attention.torch import AttentionKind, TorchAttention
-from sglbatch.engine.attention.triton import TritonAttention
-from sglbatch.engine.batch import CausalWork, FlatBatch, SharedWork, SingleWork
+from sglbatch.engine.attention.triton import Beside, TritonAttention, batch_arrays, list_works
+from sglbatch.engine.batch import CausalWork, FlatBatch, SharedWork, SingleWork, plant
 from sglbatch.engine.engine import LocalEngine
 from sglbatch.engine.model_runner import ATTENTION_NAME, ModelRunner
 from sglbatch.engine.scheduler import SchedulerConfig
+from sglbatch.engine.transfer import upload
 from sglbatch.types import Choose, Generate, Operation, Request, Result
 from tests.engine_stub import VOCAB, StubTokenizer
 from tests.test_attention_torch import NUM_SLOTS, mixed_batch
@@ -30,18 +31,33 @@ KINDS = {
 
 
 def long_batch() -> FlatBatch:
-    """Works with whole blocks of slots, in no order of slots: a shared node, two causal paths, single rows."""
+    """Works with whole blocks of slots, in no order of slots: a shared node, causal paths, a tree, single rows."""
     slots = np.random.default_rng(0).permutation(NUM_SLOTS)
     shared = SharedWork(q_start=0, q_end=37, slots=slots[:200], position=0)
-    causal = [
-        CausalWork(q_start=7, q_end=37, slots=slots[200:330], positions=200 + np.arange(130)),
-        CausalWork(q_start=37, q_end=110, slots=slots[330:560], positions=np.arange(230)),
+    paths = [
+        (7, 37, slots[200:330], 200),
+        (37, 110, slots[330:490], 0),
+        *((q, q + 20, np.concatenate([slots[:150], slots[490 + q - 110 : 510 + q - 110]]), 0) for q in (110, 130)),
+        (150, 170, np.concatenate([slots[:150], slots[510:515], slots[530:550]]), 0),
     ]
+    causal = [
+        CausalWork(q_start=begin, q_end=end, slots=path, positions=first + np.arange(len(path)))
+        for begin, end, path, first in paths
+    ]
+    trees, causal = plant(causal)
+    assert [(tree.q_start, tree.q_end) for tree in trees] == [(110, 170)] and len(causal) == 2
     singles = SingleWork(rows=np.arange(7), slots=slots[560:581], positions=200 + np.arange(21) % 3, lens=np.full(7, 3))
-    positions = np.concatenate([np.full(7, 202), 300 + np.arange(30), 157 + np.arange(73)])
+    own = [first + len(path) - (end - begin) + np.arange(end - begin) for begin, end, path, first in paths]
+    positions = np.concatenate([np.full(7, 202), *own])
     ids = np.zeros_like(positions)
     return FlatBatch(
-        input_ids=ids, positions=positions, write_slots=ids, shared=[shared], causal=causal, singles=singles
+        input_ids=ids,
+        positions=positions,
+        write_slots=ids,
+        shared=[shared],
+        causal=causal,
+        singles=singles,
+        trees=trees,
     )
 
 
@@ -53,13 +69,17 @@ def relative_error(
     *,
     has_sinks: bool,
     batch: FlatBatch | None = None,
+    beside: Beside | None = None,
 ) -> float:
     batch = mixed_batch(seed=3) if batch is None else batch
     torch.manual_seed(0)
     q = torch.randn(len(batch.input_ids), heads[0], sizes[0], device=DEVICE).to(dtype)
     k, v = (torch.randn(NUM_SLOTS + 1, heads[1], size, device=DEVICE).to(dtype) for size in sizes)
     sinks = torch.randn(heads[0], device=DEVICE) if has_sinks else None
-    attention = TritonAttention.of(batch, DEVICE, group=heads[0] // heads[1], merge_all=has_sinks)
+    group = heads[0] // heads[1]
+    works = list_works(batch, group=group, merge_all=has_sinks)
+    ints = upload(batch_arrays(batch, works, ()), DEVICE)
+    attention = TritonAttention(ints, num_parts=works.num_parts, group=group, beside=beside)
     got = attention(q, k, v, kind, sinks).double().cpu()
     oracle = TorchAttention(batch, torch.device("cpu"))
     expected = oracle(
@@ -80,6 +100,16 @@ def test_whole_blocks_equal_torch(kind: str) -> None:
     assert error < 1e-5
 
 
+@pytest.mark.parametrize("num_programs", [1, 3, 1000])
+def test_tiles_taken_in_turn_equal_torch(num_programs: int) -> None:
+    beside = Beside(None, num_programs)
+    for batch in (mixed_batch(seed=3), long_batch()):
+        error = relative_error(
+            (8, 2), (16, 24), KINDS["plain"], torch.float32, has_sinks=False, batch=batch, beside=beside
+        )
+        assert error < 1e-5
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kind", KINDS)
@@ -87,7 +117,11 @@ def test_whole_blocks_equal_torch(kind: str) -> None:
 def test_compiled_equals_torch(heads: tuple[int, int], size: int, kind: str, dtype: torch.dtype) -> None:
     limit = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 2e-3}[dtype]
     assert relative_error(heads, (size, size), KINDS[kind], dtype, has_sinks=kind == "plain") < limit
-    assert relative_error(heads, (size, size), KINDS[kind], dtype, has_sinks=False, batch=long_batch()) < limit
+    for beside in (None, Beside(torch.cuda.Stream(), 132)):  # type: ignore[no-untyped-call]
+        error = relative_error(
+            heads, (size, size), KINDS[kind], dtype, has_sinks=False, batch=long_batch(), beside=beside
+        )
+        assert error < limit
 
 
 def tiny_engine(kernels: Any) -> LocalEngine:

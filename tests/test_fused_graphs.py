@@ -44,7 +44,7 @@ def test_padding_changes_nothing(num_rows: int, num_shared: int) -> None:
     assert buffer is not None
     ints = views(bucket, buffer)
     for name, array in arrays.items():
-        if name != "kv_positions":
+        if name not in ("kv_positions", "seen_from", "seen_until"):  # what no decode step reads
             assert ints[name][: len(array)].tolist() == array.tolist(), name
     assert (ints["write_slots"][num_rows:] == SCRATCH).all(), "padding rows must not write into anybody's slots"
     for height in HEIGHTS:

@@ -15,15 +15,16 @@ pytest.importorskip("triton", reason="triton has no build for this platform")
 
 from sglbatch.engine.attention.triton import HEIGHTS, batch_arrays, list_works, tile_pairs
 from sglbatch.engine.attention.worklist import NO_TILE, TILE_FIELDS, TILE_WIDTH
-from sglbatch.engine.batch import CausalWork, FlatBatch, SharedWork, SingleWork
+from sglbatch.engine.batch import CausalWork, FlatBatch, SharedWork, SingleWork, TreeWork, plant
 from sglbatch.engine.fused.graphs import Bucket
+from tests.engine_stub import seen_in_tree
 
 SCRATCH = 1 << 20
 GROUPS = st.one_of(st.integers(1, 16), st.sampled_from([32, 48, 64, 65, 80, 128, 200]))
 
 
 def make_batch(rng: np.random.Generator, num_rows: int, num_shared: int, *, causal: bool) -> FlatBatch:
-    """Nodes over any runs of rows; each row has slots of its own, or is part of a prefill."""
+    """Nodes over any runs of rows; each row has slots of its own, or is part of a prefill, alone or in a tree."""
     num_taken = 0
 
     def take(num: int) -> Any:
@@ -37,12 +38,26 @@ def make_batch(rng: np.random.Generator, num_rows: int, num_shared: int, *, caus
         num = int(rng.choice([1, 3, 40, 1023, 1024, 1025, 2500], p=[0.2, 0.3, 0.4, 0.025, 0.025, 0.025, 0.025]))
         shared.append(SharedWork(q_start=start, q_end=end, slots=take(num), position=0))
     first = int(rng.integers(num_rows + 1)) if causal else num_rows
-    prefills = []
+    prefills, trees = [], []
     at = first
     while at < num_rows:
         size = min(int(rng.integers(1, 70)), num_rows - at)
         own = take(size + int(rng.integers(0, 20)))
-        prefills.append(CausalWork(q_start=at, q_end=at + size, slots=own, positions=np.zeros_like(own)))
+        if rng.random() < 0.5:
+            trunk_len = int(rng.integers(1, len(own) + 1))
+            seen_from, seen_until = np.sort(rng.integers(0, size + 1, (2, len(own) - trunk_len)), axis=0)
+            trees.append(
+                TreeWork(
+                    q_start=at,
+                    q_end=at + size,
+                    slots=own,
+                    positions=np.zeros_like(own),
+                    seen_from=seen_from,
+                    seen_until=seen_until,
+                )
+            )
+        else:
+            prefills.append(CausalWork(q_start=at, q_end=at + size, slots=own, positions=np.zeros_like(own)))
         at += size
     lens = rng.integers(1, 6, first)
     own = take(int(lens.sum()))
@@ -53,16 +68,15 @@ def make_batch(rng: np.random.Generator, num_rows: int, num_shared: int, *, caus
         shared=shared,
         causal=prefills,
         singles=SingleWork(rows=np.arange(first), slots=own, positions=np.zeros_like(own), lens=lens),
+        trees=trees,
     )
 
 
 def mask_of(slots: Any) -> int:
-    """A bit for each slot of a run."""
-    if not len(slots):
-        return 0
-    first = int(slots[0])
-    assert (np.diff(slots) == 1).all(), "a node's or a row's slots lie side by side here"
-    return ((1 << len(slots)) - 1) << first
+    """A bit for each slot."""
+    if len(slots) and int(slots[-1]) - int(slots[0]) == len(slots) - 1:  # a run
+        return ((1 << len(slots)) - 1) << int(slots[0])
+    return union(1 << slot for slot in slots.tolist())
 
 
 def union(masks: Iterable[int]) -> int:
@@ -83,6 +97,9 @@ def slots_of_rows(batch: FlatBatch) -> list[int]:
         num_before = len(causal.slots) - (causal.q_end - causal.q_start)
         for i, row in enumerate(range(causal.q_start, causal.q_end)):
             rows[row].append(mask_of(causal.slots[: num_before + i + 1]))
+    for tree in batch.trees:
+        for i, row in enumerate(range(tree.q_start, tree.q_end)):
+            rows[row].append(mask_of(seen_in_tree(tree, i)))
     ends = np.cumsum(batch.singles.lens)
     for row, end, num in zip(batch.singles.rows, ends, batch.singles.lens, strict=True):
         rows[row].append(mask_of(batch.singles.slots[end - num : end]))
@@ -95,16 +112,19 @@ def attend(ints: Mapping[str, Any], group: int) -> dict[int, dict[int, int]]:
     for height in HEIGHTS:
         pairs = tile_pairs(group)[height]
         for tile in ints[f"{height}_tiles"].reshape(-1, TILE_WIDTH)[:, : len(TILE_FIELDS)].tolist():
-            index, first_row, num_rows, first, num_slots, causal, first_part = tile
+            index, first_row, num_rows, first, num_whole, skip, num_slots, first_part = tile
             if index == NO_TILE:
                 continue
             assert 0 <= first_row < len(ints["positions"]) and index * pairs < num_rows * group, "an empty tile"
-            mask = mask_of(ints["slots"][first : first + num_slots])
+            assert 0 < num_whole <= num_slots, "every row sees something of the first block"
+            whole = mask_of(ints["slots"][first : first + num_whole])
+            rest = slice(first + num_whole + skip, first + num_slots + skip)
             for pair in range(index * pairs, min((index + 1) * pairs, num_rows * group)):
                 row, head = divmod(pair, group)
                 part = parts[first_part + row]
                 assert head not in part, "written twice"
-                part[head] = mask & (mask >> (num_rows - 1 - row if causal else 0))
+                sees = (ints["seen_from"][rest] <= row) & (row < ints["seen_until"][rest])
+                part[head] = union([whole, mask_of(ints["slots"][rest][sees])])
     return parts
 
 
@@ -138,6 +158,7 @@ def test_every_pair_sees_its_slots_once(  # noqa: PLR0917
     assert merge(attend(arrays, group), arrays, num_rows, group) == expected
     if causal or merge_all:
         return
+    assert not len(arrays["seen_from"]) and not len(arrays["seen_until"])
     bucket = Bucket(128, group)
     buffer = bucket.fill(arrays, works.num_parts, SCRATCH)
     if buffer is None:
@@ -145,4 +166,54 @@ def test_every_pair_sees_its_slots_once(  # noqa: PLR0917
         return
     whole = np.concatenate([buffer, np.zeros(bucket.lens["slots"], dtype=np.int32)])
     ints = {name: whole[start : start + bucket.lens[name]] for name, start in bucket.offsets.items()}
+    ints["seen_from"] = ints["seen_until"] = ints["slots"]
     assert merge(attend(ints, group), ints, num_rows, group) == expected
+
+
+def random_paths(rng: np.random.Generator, num_pieces: int) -> list[CausalWork]:
+    """Pieces in depth-first order; each leaves the path of the one before it, and may begin before or behind that."""
+    works: list[CausalWork] = []
+    path, q_start, num_taken = np.empty(0, dtype=np.int64), 0, 0
+    for _ in range(num_pieces):
+        alike = int(rng.integers(len(path) + 1)) if rng.random() < 0.7 else int(0.9 * len(path))
+        num_new = int(rng.integers(1, 30))
+        path = np.concatenate([path[:alike], np.arange(num_taken, num_taken + num_new)])
+        num_taken += num_new
+        num_rows = int(rng.integers(num_new, min(len(path), num_new + 3) + 1)) if rng.random() < 0.2 else num_new
+        q_start += int(rng.random() < 0.1)  # a row that is not prefilled
+        works.append(CausalWork(q_start=q_start, q_end=q_start + num_rows, slots=path, positions=np.arange(len(path))))
+        q_start += num_rows
+    return works
+
+
+@settings(max_examples=200, deadline=None)
+@given(seed=st.integers(0, 1 << 30), num_pieces=st.integers(1, 40))
+def test_a_row_in_a_tree_sees_what_its_piece_did(seed: int, num_pieces: int) -> None:
+    works = random_paths(np.random.default_rng(seed), num_pieces)
+    trees, alone = plant(works)
+    kept = {id(work) for work in alone}
+    seen: dict[int, list[int]] = {}
+    for tree in trees:
+        for i, row in enumerate(range(tree.q_start, tree.q_end)):
+            assert row not in seen, "a row in two works"
+            seen[row] = sorted(seen_in_tree(tree, i).tolist())
+    for work in works:
+        context_len = len(work.slots) - (work.q_end - work.q_start)
+        for i, row in enumerate(range(work.q_start, work.q_end)):
+            assert (row in seen) != (id(work) in kept)
+            assert row not in seen or seen[row] == sorted(work.slots[: context_len + i + 1].tolist())
+
+
+def test_neighbours_on_a_long_prompt_are_one_tree() -> None:
+    prompt = np.arange(100)
+    works = [
+        CausalWork(
+            q_start=8 * i,
+            q_end=8 * i + 8,
+            slots=np.concatenate([prompt, 100 + 8 * i + np.arange(8)]),
+            positions=np.arange(108),
+        )
+        for i in range(5)
+    ]
+    trees, alone = plant(works)
+    assert not alone and [(t.q_start, t.q_end, t.trunk_len, len(t.slots)) for t in trees] == [(0, 40, 100, 140)]

@@ -14,12 +14,12 @@ Shapes: T flat tokens, S context slots of a work, R one-token rows.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from sglbatch.engine.radix.tree import RadixNode
+from sglbatch.engine.radix.tree import RadixNode, common_prefix_len
 from sglbatch.engine.sequence import OwnNodes, Piece, Step
 
 Ints = npt.NDArray[np.int64]
@@ -29,6 +29,9 @@ NO_INTS = np.empty(0, dtype=np.int64)
 MIN_SHARED_TOKENS = 32
 MIN_SHARED_ROWS = 4
 """A node is attended for its rows together when it has at least so many tokens and rows."""
+MAX_TREE_ROWS = 1024
+MIN_TRUNK = 0.75
+"""Of what comes before each of a tree's pieces, the share that all have in common."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +55,28 @@ class CausalWork:
     q_end: int
     slots: Ints
     positions: Ints
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TreeWork:
+    """Neighbouring pieces that begin alike: a trunk, which all rows see, and branches.
+
+    Row q_start + i attends to the first ``trunk_len`` of ``slots``, and of the others to those with
+    seen_from <= i < seen_until.
+
+    slots, positions: int64 [S]; seen_from, seen_until: int64 [S - trunk_len].
+    """
+
+    q_start: int
+    q_end: int
+    slots: Ints
+    positions: Ints
+    seen_from: Ints
+    seen_until: Ints
+
+    @property
+    def trunk_len(self) -> int:
+        return len(self.slots) - len(self.seen_from)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,6 +105,7 @@ class FlatBatch:
     shared: list[SharedWork]
     causal: list[CausalWork]
     singles: SingleWork
+    trees: list[TreeWork] = field(default_factory=list)
 
 
 def flatten(step: Step, *, with_positions: bool, share_prefill: bool) -> tuple[FlatBatch, dict[int, int]]:
@@ -88,7 +114,8 @@ def flatten(step: Step, *, with_positions: bool, share_prefill: bool) -> tuple[F
     Args:
         with_positions: some layer looks at positions (a sliding window); else works' positions may be left 0.
         share_prefill: attend to shared nodes apart in prefill too. It saves copies where keys and values are
-            gathered; a kernel that reads them in place is quicker with one work for each row.
+            gathered; a kernel that reads them in place is quicker without parts to merge, with works over whole paths,
+            which are put together to trees.
     """
     pieces = step.pieces
     lens = np.array([len(p.token_ids) for p in pieces], dtype=np.int64)
@@ -104,6 +131,9 @@ def flatten(step: Step, *, with_positions: bool, share_prefill: bool) -> tuple[F
         causal.append(CausalWork(q_start=rows.start, q_end=rows.stop, slots=slots, positions=positions))
         input_ids[rows] = piece.token_ids
         write_slots[rows] = slots[-len(piece.token_ids) :] if piece.write_slots is None else piece.write_slots
+    trees: list[TreeWork] = []
+    if not share_prefill:
+        trees, causal = plant(causal)
     single = np.nonzero(lens == 1)[0].tolist()
     singles = _single_work([pieces[i] for i in single], [own[i] for i in single], with_positions=with_positions)
     rows_R = np.array([offsets[i] for i in single], dtype=np.int64)
@@ -120,6 +150,7 @@ def flatten(step: Step, *, with_positions: bool, share_prefill: bool) -> tuple[F
         shared=shared,
         causal=causal,
         singles=replace(singles, rows=rows_R),
+        trees=trees,
     )
     return batch, {id(p): offset for p, offset in zip(pieces, offsets, strict=True)}
 
@@ -135,6 +166,67 @@ def single_sequence(ids: Ints, *, slots: Ints | None = None, positions: Ints | N
         shared=[],
         causal=[CausalWork(q_start=0, q_end=len(ids), slots=slots, positions=positions)],
         singles=SingleWork(rows=NO_INTS, slots=NO_INTS, positions=NO_INTS, lens=NO_INTS),
+    )
+
+
+def plant(works: list[CausalWork]) -> tuple[list[TreeWork], list[CausalWork]]:
+    """Puts neighbours together that have most of what comes before them in common; returns trees, and what is left.
+
+    Tiles of a tree are filled by the rows of several pieces, and read what those share once.
+    """
+    trees, alone = [], []
+    group: list[CausalWork] = []
+    begins: list[int] = []
+    trunk_len = longest = 0
+
+    def close() -> None:
+        if len(group) > 1:
+            trees.append(_tree(group, begins, trunk_len))
+        else:
+            alone.extend(group)
+
+    for work in works:
+        context_len = len(work.slots) - (work.q_end - work.q_start)
+        if group and group[-1].q_end == work.q_start and work.q_end - group[0].q_start <= MAX_TREE_ROWS:
+            alike = min(context_len, common_prefix_len(group[-1].slots, work.slots))
+            shared = min(trunk_len, alike)
+            if shared >= max(1, MIN_TRUNK * max(longest, context_len)):
+                group.append(work)
+                begins.append(alike)
+                trunk_len, longest = shared, max(longest, context_len)
+                continue
+        close()
+        group, begins, trunk_len, longest = [work], [0], context_len, context_len
+    close()
+    return trees, alone
+
+
+def _tree(works: list[CausalWork], begins: list[int], trunk_len: int) -> TreeWork:
+    """The works as one: each leaves the one before it after ``begins`` of its slots."""
+    slots, positions = [works[0].slots[:trunk_len]], [works[0].positions[:trunk_len]]
+    seen_from: list[Ints] = []
+    ends: list[tuple[Ints, int]] = []
+    path, num_listed = NO_INTS, 0  # where the slots of the branch that grows are listed
+    for work, alike in zip(works, begins, strict=True):
+        row, num_rows = work.q_start - works[0].q_start, work.q_end - work.q_start
+        begin = max(trunk_len, alike)
+        num_new = len(work.slots) - begin
+        slots.append(work.slots[begin:])
+        positions.append(work.positions[begin:])
+        seen_from.append(row + np.maximum(0, np.arange(num_rows - num_new, num_rows)))
+        ends.append((path[begin - trunk_len :], row))
+        path = np.concatenate([path[: begin - trunk_len], np.arange(num_listed, num_listed + num_new)])
+        num_listed += num_new
+    seen_until = np.full(num_listed, works[-1].q_end - works[0].q_start)
+    for listed, row in ends:
+        seen_until[listed] = row
+    return TreeWork(
+        q_start=works[0].q_start,
+        q_end=works[-1].q_end,
+        slots=np.concatenate(slots),
+        positions=np.concatenate(positions),
+        seen_from=np.concatenate(seen_from),
+        seen_until=seen_until,
     )
 
 

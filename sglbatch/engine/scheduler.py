@@ -68,7 +68,8 @@ class Ready:
     Attributes:
         rows: by priority.
         num_going_on: all rows that decode, but for those whose last token is being drawn.
-        runs_ahead: rows in flight are among them, with a token that only the device will know.
+        runs_ahead: rows in flight are among them, with a token that only the device will know: all rows may go on so,
+            and are few enough.
     """
 
     rows: list[Sequence]
@@ -151,12 +152,13 @@ class Scheduler:
         """Which rows could decode in the next step.
 
         Args:
-            most_ahead: as many rows or fewer may run ahead of what is known here.
+            most_ahead: as many rows or fewer may run ahead of what is known here, where none has to wait for it.
         """
         idle: list[Sequence] = []
         rows: list[Sequence] = []
-        num_going_on = 0
+        num_going_on, all_may = 0, True
         for sequence in self.running:
+            all_may = all_may and sequence.may_run_ahead
             if not sequence.num_in_flight:
                 idle.append(sequence)
                 rows.append(sequence)
@@ -165,7 +167,7 @@ class Scheduler:
             elif sequence.may_run_ahead and sequence.num_in_flight == 1:
                 rows.append(sequence)
             num_going_on += 1
-        runs_ahead = num_going_on <= most_ahead
+        runs_ahead = all_may and num_going_on <= most_ahead
         return Ready(rows if runs_ahead else idle, num_going_on, runs_ahead)
 
     def schedule(self, ready: Ready | None = None, max_decode_rows: int | None = None) -> Step:
@@ -225,8 +227,11 @@ class Scheduler:
     # --- decode ---
 
     def _decode_rows(self, rows: list[Sequence], step: Step) -> None:
+        """As many of the rows as a step's budget has room for, and one at least; their forced runs may be long."""
         probe_budget = self.max_batch_tokens - step.num_tokens - len(rows)
         for sequence in rows:
+            if step.num_tokens and step.num_tokens + sequence.num_to_feed > self.max_batch_tokens:
+                return
             if sequence.node is not None and self._grow(sequence):  # else an earlier row made it pause
                 self._decode(sequence, step)
                 probe_budget -= self._probe(sequence, step, probe_budget)

@@ -150,6 +150,11 @@ class Sequence:
         return self.num_folded + self.tail_len
 
     @property
+    def num_to_feed(self) -> int:
+        """Known tokens that have not entered the model."""
+        return len(self.output_ids) - self.num_fed
+
+    @property
     def tail_left(self) -> int:
         """Most slots that this row can still need."""
         return self.max_tail - self.tail_len - self.num_folded

@@ -6,7 +6,7 @@ rows: a normalised output and the base-2 log-sum-exp of its scores. The first T 
 where a row has several parts, ``merge_parts_kernel`` puts them together there.
 
 Shape suffixes: T flat tokens, Q query heads, K key/value heads, G = Q / K, D head size of keys, E of values, N slots,
-P parts, S listed slots of all works.
+P parts, S listed slots of all works, B <= S those that not all rows of a work see, and what is listed among them.
 """
 
 from __future__ import annotations
@@ -15,13 +15,20 @@ import triton
 import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
+NO_END = tl.constexpr((1 << 31) - 1)
 
 
 @triton.jit
-def read_tile(fields):
-    """A tile's work, see ``worklist.TILE_FIELDS``."""
-    first_row, num_rows, first_slot = tl.load(fields + 1), tl.load(fields + 2), tl.load(fields + 3)
-    return first_row, num_rows, first_slot, tl.load(fields + 4), tl.load(fields + 5), tl.load(fields + 6)
+def read_fields(fields):
+    """Four of a tile's fields."""
+    return tl.load(fields), tl.load(fields + 1), tl.load(fields + 2), tl.load(fields + 3)
+
+
+@triton.jit
+def sees(row, seen_from, seen_until, is_rest):
+    """Whether rows see slots; all see those that are not of the rest."""
+    begin, end = tl.load(seen_from, mask=is_rest, other=0), tl.load(seen_until, mask=is_rest, other=NO_END)
+    return (row[:, None] >= begin[None, :]) & (row[:, None] < end[None, :])
 
 
 @triton.jit
@@ -46,8 +53,11 @@ def attend_tiles(
     parts_PQE,
     lse_PQ,
     tiles,
+    num_tiles,
     slots_S,
     kv_positions_S,
+    seen_from_B,
+    seen_until_B,
     q_positions_T,
     scale,
     softcap,
@@ -64,71 +74,69 @@ def attend_tiles(
     HAS_SOFTCAP: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     TILE_WIDTH: tl.constexpr,
-    AHEAD: tl.constexpr,
+    IN_TURN: tl.constexpr,
 ):
-    """One tile of one key/value head: grid (K, number of tiles). A tile of index NO_TILE has nothing to do.
+    """Tiles, each of one key/value head. ``tiles`` holds ``worklist.TILE_FIELDS`` of each.
 
-    ``tiles`` holds ``worklist.TILE_FIELDS`` of each. A tile's heads, which lie side by side in memory, are worked on at
-    the same time. With AHEAD slots are looked up a block before their keys are loaded: only then are several blocks of
-    keys on their way at a time, for more registers.
+    A tile's heads, which lie side by side in memory, are worked on at the same time. Grid (K * number of tiles), where
+    tiles of index NO_TILE have nothing to do; with IN_TURN any number of programs, which take what is next of K *
+    ``num_tiles`` (one int) in turn.
     """
-    head, tile = tl.program_id(0), tl.program_id(1)
-    index = tl.load(tiles + tile * TILE_WIDTH)
-    if index < 0:  # the padding of a captured step
+    first = tl.program_id(0)
+    last, step = first + 1, 1
+    if IN_TURN:
+        last, step = tl.load(num_tiles) * K, tl.num_programs(0)
+    elif tl.load(tiles + first // K * TILE_WIDTH) < 0:  # the padding of a captured step
         return
-    first_row, num_rows, first_slot, num_slots, causal, part = read_tile(tiles + tile * TILE_WIDTH)
+    for place in range(first, last, step):
+        head = place % K
+        fields = tiles + place // K * TILE_WIDTH
+        index, first_row, num_rows, first_slot = read_fields(fields)
+        num_whole, skip, num_slots, part = read_fields(fields + 4)
 
-    pair = index * BLOCK_M + tl.arange(0, BLOCK_M)
-    row, q_head = pair // G, head * G + pair % G
-    is_row = row < num_rows
-    # a causal row sees the slots up to its own; without causality every slot
-    before = tl.where(causal > 0, num_slots - num_rows + 1, num_slots)
-    limit = before + tl.where(causal > 0, row, 0)
-    last_row = tl.minimum((index * BLOCK_M + BLOCK_M - 1) // G, num_rows - 1)
-    end = before + tl.where(causal > 0, last_row, 0)
-
-    d, e = tl.arange(0, D_PAD), tl.arange(0, E_PAD)
-    q_at = (first_row + row)[:, None].to(tl.int64) * q_stride + q_head[:, None] * D + d[None, :]
-    q = tl.load(q_TQD + q_at, mask=is_row[:, None] & (d < D)[None, :], other=0.0)
-    if HAS_WINDOW:
-        q_position = tl.load(q_positions_T + first_row + row, mask=is_row, other=0)
-    # of scores, to exponents of 2; it goes with the subtraction below, as one multiply-add
-    unit = LOG2E if HAS_SOFTCAP else scale * LOG2E
-    seen_by_all = before + tl.where(causal > 0, index * BLOCK_M // G, 0)
-
-    top, total = tl.full([BLOCK_M], float("-inf"), tl.float32), tl.zeros([BLOCK_M], tl.float32)
-    acc = tl.zeros([BLOCK_M, E_PAD], tl.float32)
-    slots, n = slots_S + first_slot, tl.arange(0, BLOCK_N)
-    next_slot = tl.load(slots + tl.minimum(n, end - 1))
-    for begin in range(0, end, BLOCK_N):
-        n = begin + tl.arange(0, BLOCK_N)
-        at = tl.minimum(n, end - 1)
-        slot = (next_slot if AHEAD else tl.load(slots + at)).to(tl.int64) * K + head
-        next_slot = tl.load(slots + tl.minimum(n + BLOCK_N, end - 1)) if AHEAD else next_slot
-        k = tl.load(k_NKD + slot[:, None] * D + d[None, :], mask=(d < D)[None, :], other=0.0)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
-        if HAS_SOFTCAP:
-            scores = cap(scores, scale, softcap)
+        pair = index * BLOCK_M + tl.arange(0, BLOCK_M)
+        row, q_head = pair // G, head * G + pair % G
+        is_row = row < num_rows
+        d, e = tl.arange(0, D_PAD), tl.arange(0, E_PAD)
+        q_at = (first_row + row)[:, None].to(tl.int64) * q_stride + q_head[:, None] * D + d[None, :]
+        q = tl.load(q_TQD + q_at, mask=is_row[:, None] & (d < D)[None, :], other=0.0)
         if HAS_WINDOW:
-            kv_position = tl.load(kv_positions_S + first_slot + at)
-            seen = (n[None, :] < limit[:, None]) & (kv_position[None, :] > q_position[:, None] - window)
-            scores = tl.where(seen, scores, float("-inf"))
-        elif begin + BLOCK_N > seen_by_all:
-            scores = tl.where(n[None, :] < limit[:, None], scores, float("-inf"))
-        new_top = tl.maximum(top, tl.max(scores, 1) * unit)
-        # in a window, a row may see nothing of a block; without one, every row sees something of the first
-        base = tl.where(new_top == float("-inf"), 0.0, new_top) if HAS_WINDOW else new_top
-        shrink = tl.exp2(top - base)
-        p = tl.exp2(scores * unit - base[:, None])
-        total = total * shrink + tl.sum(p, 1)
-        v = tl.load(v_NKD + slot[:, None] * E + e[None, :], mask=(e < E)[None, :], other=0.0)
-        acc = acc * shrink[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
-        top = new_top
+            q_position = tl.load(q_positions_T + first_row + row, mask=is_row, other=0)
+        # of scores, to exponents of 2; it goes with the subtraction below, as one multiply-add
+        unit = LOG2E if HAS_SOFTCAP else scale * LOG2E
 
-    at = (part + row).to(tl.int64) * (K * G) + q_head
-    lse, out = normalise(top, total, acc)
-    tl.store(parts_PQE + at[:, None] * E + e[None, :], out, mask=is_row[:, None] & (e < E)[None, :])
-    tl.store(lse_PQ + at, lse, mask=is_row)
+        top, total = tl.full([BLOCK_M], float("-inf"), tl.float32), tl.zeros([BLOCK_M], tl.float32)
+        acc = tl.zeros([BLOCK_M, E_PAD], tl.float32)
+        for begin in range(0, num_slots, BLOCK_N):
+            n = begin + tl.arange(0, BLOCK_N)
+            at = tl.minimum(n, num_slots - 1)
+            at += first_slot + tl.where(at < num_whole, 0, skip)
+            slot = tl.load(slots_S + at).to(tl.int64) * K + head
+            k = tl.load(k_NKD + slot[:, None] * D + d[None, :], mask=(d < D)[None, :], other=0.0)
+            scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+            if HAS_SOFTCAP:
+                scores = cap(scores, scale, softcap)
+            if HAS_WINDOW or begin + BLOCK_N > num_whole:
+                is_rest = (n >= num_whole) & (n < num_slots)
+                seen = sees(row, seen_from_B + at, seen_until_B + at, is_rest) & (n < num_slots)[None, :]
+                if HAS_WINDOW:
+                    kv_position = tl.load(kv_positions_S + at)
+                    seen = seen & (kv_position[None, :] > q_position[:, None] - window)
+                scores = tl.where(seen, scores, float("-inf"))
+            new_top = tl.maximum(top, tl.max(scores, 1) * unit)
+            # in a window, a row may see nothing of a block; without one, every row sees something of the first
+            base = tl.where(new_top == float("-inf"), 0.0, new_top) if HAS_WINDOW else new_top
+            shrink = tl.exp2(top - base)
+            p = tl.exp2(scores * unit - base[:, None])
+            total = total * shrink + tl.sum(p, 1)
+            v = tl.load(v_NKD + slot[:, None] * E + e[None, :], mask=(e < E)[None, :], other=0.0)
+            acc = acc * shrink[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
+            top = new_top
+
+        out_at = (part + row).to(tl.int64) * (K * G) + q_head
+        lse, out = normalise(top, total, acc)
+        tl.store(parts_PQE + out_at[:, None] * E + e[None, :], out, mask=is_row[:, None] & (e < E)[None, :])
+        tl.store(lse_PQ + out_at, lse, mask=is_row)
 
 
 @triton.jit

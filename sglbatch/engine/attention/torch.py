@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from sglbatch.engine.batch import FlatBatch, Ints, SingleWork
+from sglbatch.engine.batch import FlatBatch, Ints, SingleWork, TreeWork
 
 MAX_SCORES = 1 << 24
 """Most scores held at once (64 MiB in fp32); longer works go in slices of rows."""
@@ -69,6 +69,7 @@ class TorchAttention:
         self.write_slots_T = self._to_device(batch.write_slots)
         self._flat = [self._shared_rows(w.q_start, w.q_end, w.slots, w.position) for w in batch.shared]
         self._flat += [self._causal_rows(w.q_start, w.q_end, w.slots, w.positions) for w in batch.causal]
+        self._flat += [self._tree_rows(tree) for tree in batch.trees]
         self._padded = [self._padded_rows(*padded) for padded in pad_singles(batch.singles)]
 
     def _to_device(self, array: Ints) -> torch.Tensor:
@@ -90,6 +91,13 @@ class TorchAttention:
         mask = torch.ones(num_rows, num_slots, dtype=torch.bool, device=self._device).tril(num_slots - num_rows)
         rows = slice(q_start, q_end)
         return _Flat(rows, self._slots(slots), mask, self._positions_T[rows], self._to_device(positions))
+
+    def _tree_rows(self, tree: TreeWork) -> _Flat:
+        i = torch.arange(tree.q_end - tree.q_start, device=self._device)[:, None]
+        mask = torch.ones(len(i), len(tree.slots), dtype=torch.bool, device=self._device)
+        mask[:, tree.trunk_len :] = (self._to_device(tree.seen_from) <= i) & (i < self._to_device(tree.seen_until))
+        rows = slice(tree.q_start, tree.q_end)
+        return _Flat(rows, self._slots(tree.slots), mask, self._positions_T[rows], self._to_device(tree.positions))
 
     def _padded_rows(self, rows: Ints, slots: Ints, positions: Ints, lens: Ints) -> _Padded:
         rows_R = self._to_device(rows)

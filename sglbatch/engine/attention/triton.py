@@ -6,7 +6,7 @@ Shape suffixes as in ``kernels``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Final
 
 import numpy as np
@@ -25,15 +25,33 @@ WORK_ARRAYS: Final = tuple(f.name for f in fields(WorkList) if f.name != "num_pa
 HEIGHTS: Final = ("wide", "middle", "narrow")
 WIDE_PAIRS: Final = 128
 MIDDLE_PAIRS: Final = 64
-WIDE_SLOTS: Final = 64
-WIDE_LAUNCH: Final = {"AHEAD": False, "num_warps": 8, "num_stages": 2}
-MIDDLE_LAUNCH: Final = {"BLOCK_N": 32, "AHEAD": False, "num_warps": 4, "num_stages": 4}
-NARROW_LAUNCH: Final = {"BLOCK_N": 32, "AHEAD": False, "num_warps": 2, "num_stages": 4}
+WIDE_LAUNCH: Final = {"BLOCK_N": 64, "num_warps": 8, "num_stages": 2}
+MIDDLE_LAUNCH: Final = {"BLOCK_N": 64, "num_warps": 4, "num_stages": 3}
+NARROW_LAUNCH: Final = {"BLOCK_N": 32, "num_warps": 1, "num_stages": 5}
 HEAD_BYTES: Final = 256
 """The largest head for which two wide tiles are worked on at a time on a multiprocessor; of larger ones fewer slots are
 loaded at once."""
 TWO_TILES_REGISTERS: Final = 128
 """Of a thread, so that two wide tiles have room: it costs some spilling and gains more."""
+BESIDE_REGISTERS: Final = 168
+"""Of a thread, so that narrow tiles have room beside one wide tile."""
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Wide tiles, which arithmetic bounds, run beside the others, which memory bounds.
+
+    Multiprocessors take a kernel's programs before those of a kernel that was launched later. So wide tiles are
+    launched first, as one program for each multiprocessor that takes its tiles one after another, and the other heights
+    find room.
+
+    Attributes:
+        stream: for the other heights; None: they follow.
+        num_programs: the device's multiprocessors.
+    """
+
+    stream: torch.cuda.Stream | None
+    num_programs: int
 
 
 class TritonAttention:
@@ -43,10 +61,14 @@ class TritonAttention:
         ints: int32 tensors named as in ``batch_arrays``.
         num_parts: rows of the parts' buffer.
         group: query heads for each key/value head.
+        beside: run tiles at the same time.
     """
 
-    def __init__(self, ints: Mapping[str, torch.Tensor], *, num_parts: int, group: int) -> None:
+    def __init__(
+        self, ints: Mapping[str, torch.Tensor], *, num_parts: int, group: int, beside: Beside | None = None
+    ) -> None:
         self._ints = ints
+        self._beside = beside
         self._group = group
         self._num_parts = num_parts
         self.input_ids_T = ints["input_ids"]
@@ -82,8 +104,16 @@ class TritonAttention:
         parts_PQE = q_TQD.new_empty(self._num_parts, Q, E)
         if self._lse is None or self._lse.shape[1] != Q:
             self._lse = torch.empty(self._num_parts, Q, dtype=torch.float32, device=q_TQD.device)
-        for height in HEIGHTS:
-            self._attend_tiles(height, q_TQD, (k_NKD, v_NKD), kind, parts_PQE)
+        pool, beside = (k_NKD, v_NKD), self._beside
+        other = None if beside is None else beside.stream
+        if other is not None:
+            other.wait_stream(torch.cuda.current_stream())
+        self._attend_tiles("wide", q_TQD, pool, kind, parts_PQE, in_turn=beside)
+        with torch.cuda.stream(other):
+            self._attend_tiles("narrow", q_TQD, pool, kind, parts_PQE)
+            self._attend_tiles("middle", q_TQD, pool, kind, parts_PQE)
+        if other is not None:
+            torch.cuda.current_stream().wait_stream(other)
         self._merge(parts_PQE, sinks_Q)
         return parts_PQE[:T]
 
@@ -114,6 +144,8 @@ class TritonAttention:
         pool: tuple[torch.Tensor, torch.Tensor],
         kind: AttentionKind,
         parts_PQE: torch.Tensor,
+        *,
+        in_turn: Beside | None = None,
     ) -> None:
         k_NKD, v_NKD = pool
         ints, tiles = self._ints, self._ints[f"{height}_tiles"]
@@ -121,15 +153,21 @@ class TritonAttention:
         if not num_tiles:
             return
         K, D, E = k_NKD.shape[1], k_NKD.shape[2], v_NKD.shape[2]
-        attend_tiles[(K, num_tiles)](
+        launch = tile_launch(height, max(D, E) * k_NKD.element_size(), q_TQD.device)
+        if in_turn is not None and "maxnreg" in launch:
+            launch["maxnreg"] = BESIDE_REGISTERS
+        attend_tiles[(K * num_tiles if in_turn is None else in_turn.num_programs,)](
             q_TQD,
             k_NKD,
             v_NKD,
             parts_PQE,
             self._lse,
             tiles,
+            ints["num_wide"],
             ints["slots"],
             ints["kv_positions"],
+            ints["seen_from"],
+            ints["seen_until"],
             ints["positions"],
             kind.scaling,
             kind.softcap or 1.0,
@@ -145,7 +183,8 @@ class TritonAttention:
             HAS_SOFTCAP=kind.softcap is not None,
             HAS_WINDOW=kind.window is not None,
             TILE_WIDTH=TILE_WIDTH,
-            **tile_launch(height, max(D, E) * k_NKD.element_size(), q_TQD.device),
+            IN_TURN=in_turn is not None,
+            **launch,
         )
 
 
@@ -157,11 +196,10 @@ def tile_pairs(group: int) -> dict[str, int]:
 
 def tile_launch(height: str, head_bytes: int, device: torch.device) -> dict[str, int]:
     """How tiles are launched."""
-    if height != "wide":
-        return MIDDLE_LAUNCH if height == "middle" else NARROW_LAUNCH
+    launch = {"wide": WIDE_LAUNCH, "middle": MIDDLE_LAUNCH, "narrow": NARROW_LAUNCH}[height]
     head_bytes = int(triton.next_power_of_2(head_bytes))
-    launch = WIDE_LAUNCH | {"BLOCK_N": max(16, WIDE_SLOTS * HEAD_BYTES // max(HEAD_BYTES, head_bytes))}
-    if device.type == "cuda" and head_bytes <= HEAD_BYTES:
+    launch = launch | {"BLOCK_N": max(16, launch["BLOCK_N"] * HEAD_BYTES // max(HEAD_BYTES, head_bytes))}
+    if height == "wide" and device.type == "cuda" and head_bytes <= HEAD_BYTES:
         launch["maxnreg"] = TWO_TILES_REGISTERS
     return launch
 
@@ -178,4 +216,5 @@ def batch_arrays(batch: FlatBatch, works: WorkList, rows: Sequence[int]) -> dict
         "input_ids": batch.input_ids.astype(np.int32),
         "write_slots": batch.write_slots.astype(np.int32),
         "rows": np.array(rows, dtype=np.int32),
+        "num_wide": np.array([len(works.wide_tiles)], dtype=np.int32),
     }

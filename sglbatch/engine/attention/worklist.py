@@ -1,28 +1,33 @@
 """A flat batch's attention as a list of works for the kernels. Pure numpy.
 
-Works are (rows x slots) rectangles or causal trapezoids. They are cut into tiles of three heights: one narrow tile
-where a work has few rows; else wide ones, and a middle one where what is left at the end fits it. Every row of a work
-gives one *part*, a row of the parts' buffer. Its first T rows are the output itself: a work whose rows have no other
-part writes there; the others' parts follow and are merged.
+Works are (rows x slots) rectangles, causal trapezoids, or trees: a rectangle and branches. They are cut into tiles of
+three heights: one narrow tile where a work has few rows; else wide ones, and a middle one where what is left at the end
+fits it. Every row of a work gives one *part*, a row of the parts' buffer. Its first T rows are the output itself: a
+work whose rows have no other part writes there; the others' parts follow and are merged.
+
+Slots are listed as works have them, but of branches each tile has a list of its own, so that it looks at nothing that
+none of its rows see.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
-from sglbatch.engine.batch import FlatBatch
+from sglbatch.engine.batch import NO_INTS, FlatBatch, TreeWork
 
 Ints = npt.NDArray[np.int64]
 Ints32 = npt.NDArray[np.int32]
 
 LONG_CONTEXT = 1024
 """Slots after which a work of few rows is cut, so that more programs share the reading."""
-TILE_FIELDS = ("index", "row", "num_rows", "slot", "num_slots", "causal", "part")
-"""What a kernel reads of a tile, side by side: its place in its work, counted in tiles of its height, and of the work
-the first row, how many rows, the first listed slot, how many slots, whether it is causal, and the first part."""
+TILE_FIELDS = ("index", "row", "num_rows", "slot", "num_whole", "skip", "num_slots", "part")
+"""What a kernel reads of a tile, side by side: its place in its work, counted in tiles of its height; of the work the
+first row, how many rows, and the first listed slot; how many slots from there all the tile's rows see, how far from
+those the others are listed, and how many slots there are in all; the work's first part."""
 TILE_WIDTH = 8
 NO_TILE = -1
 """The index of a padding tile, which has nothing to do."""
@@ -30,12 +35,13 @@ NO_TILE = -1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkList:
-    """int32 arrays; S slots, T rows, M rows to merge.
+    """int32 arrays; S slots, B of them at the beginning that not all rows of a work see, T rows, M rows to merge.
 
     wide_tiles, middle_tiles, narrow_tiles: [number of tiles, TILE_WIDTH], see TILE_FIELDS.
     merge_rows: [M]; merge_first: [M + 1]; merge_parts: the parts of the i-th row to merge are
         merge_parts[merge_first[i] : merge_first[i + 1]].
     slots, kv_positions: [S]; positions: [T].
+    seen_from, seen_until: [B], which rows of its work see a slot, where a tile does not count it among its whole ones.
     num_parts: rows of the parts' buffer.
     """
 
@@ -47,6 +53,8 @@ class WorkList:
     merge_parts: Ints32
     slots: Ints32
     kv_positions: Ints32
+    seen_from: Ints32
+    seen_until: Ints32
     positions: Ints32
     num_parts: int
 
@@ -61,45 +69,131 @@ def make_work_list(
         wide_pairs, middle_pairs, narrow_pairs: (row, query head) pairs of a tile, each a multiple of the next.
         merge_all: every row goes through the merge, which adds attention sinks.
     """
-    row, num_rows, slot, num_slots, causal, slots, positions = _works(batch, narrow_pairs // group)
-    pairs = num_rows * group
+    works = _list_works(batch, narrow_pairs // group)
+    pairs = works.num_rows * group
     is_narrow = pairs <= narrow_pairs
     left = np.where(is_narrow, 0, pairs % wide_pairs)
     ends_in_middle = (left > 0) & (left <= middle_pairs)
     num_wide = np.where(is_narrow, 0, -(-pairs // wide_pairs) - ends_in_middle)
     wide_work = np.repeat(np.arange(len(pairs)), num_wide)
     middle_work, narrow_work = np.nonzero(ends_in_middle)[0], np.nonzero(is_narrow)[0]
-    part, merge_rows, merge_first, merge_parts, num_parts = _parts(row, num_rows, len(batch.input_ids), merge_all)
-    works = np.stack([row, num_rows, slot, num_slots, causal, part], axis=1)
     wide_index = np.arange(len(wide_work)) - np.repeat(np.cumsum(num_wide) - num_wide, num_wide)
+    part, merge_rows, merge_first, merge_parts, num_parts = _parts(works, len(batch.input_ids), merge_all)
+    branches = _Branches(batch.trees, works.num_limited)
+    wide, middle, narrow = (
+        _tiles(works, part, branches, work=work, index=index, pairs=pairs_of_tile, group=group)
+        for pairs_of_tile, work, index in (
+            (wide_pairs, wide_work, wide_index),
+            (middle_pairs, middle_work, num_wide[middle_work] * (wide_pairs // middle_pairs)),
+            (narrow_pairs, narrow_work, np.zeros_like(narrow_work)),
+        )
+    )
+    for tiles in (wide, middle, narrow):  # the branches are listed between
+        tiles[tiles[:, 3] >= works.num_limited, 3] += branches.num_listed
+    limited, rest = slice(works.num_limited), slice(works.num_limited, None)
     return WorkList(
-        wide_tiles=_tiles(works, wide_work, wide_index),
-        middle_tiles=_tiles(works, middle_work, num_wide[middle_work] * (wide_pairs // middle_pairs)),
-        narrow_tiles=_tiles(works, narrow_work, np.zeros_like(narrow_work)),
+        wide_tiles=wide,
+        middle_tiles=middle,
+        narrow_tiles=narrow,
         merge_rows=_int32(merge_rows),
         merge_first=_int32(merge_first),
         merge_parts=_int32(merge_parts),
-        slots=_int32(slots),
-        kv_positions=_int32(positions),
+        slots=_int32(np.concatenate([works.slots[limited], *branches.slots, works.slots[rest]])),
+        kv_positions=_int32(np.concatenate([works.positions[limited], *branches.positions, works.positions[rest]])),
+        seen_from=_int32(np.concatenate([works.seen_from, *branches.seen_from])),
+        seen_until=_int32(np.concatenate([works.seen_until, *branches.seen_until])),
         positions=_int32(batch.positions),
         num_parts=num_parts,
     )
 
 
-def _tiles(works: Ints, work: Ints, index: Ints) -> Ints32:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Works:
+    """Trees, then causal works, then those whose rows see all their slots.
+
+    row, num_rows, slot, num_slots: int64 [works]; of trees the slots that all rows see.
+    is_causal: 0 or 1, int64 [works].
+    slots, positions: int64 [S].
+    seen_from, seen_until: int64 [num_limited], for the slots of trees and causal works, which come first.
+    """
+
+    row: Ints
+    num_rows: Ints
+    slot: Ints
+    num_slots: Ints
+    is_causal: Ints
+    slots: Ints
+    positions: Ints
+    seen_from: Ints
+    seen_until: Ints
+
+    @property
+    def num_limited(self) -> int:
+        return len(self.seen_from)
+
+
+class _Branches:
+    """What the tiles of trees see beside the slots that all rows see, listed for each tile by itself.
+
+    Args:
+        begin: where the list will stand among all slots.
+    """
+
+    def __init__(self, trees: list[TreeWork], begin: int) -> None:
+        self._trees = trees
+        self._begin = begin
+        self.num_listed = 0
+        self.slots: list[Ints] = []
+        self.positions: list[Ints] = []
+        self.seen_from: list[Ints] = []
+        self.seen_until: list[Ints] = []
+
+    def add(self, tree_index: int, first: Ints, last: Ints) -> tuple[Ints, Ints]:
+        """Lists what each tile of a tree sees, by its first and last row; returns where that begins, and how many."""
+        tree = self._trees[tree_index]
+        sees = (tree.seen_from <= last[:, None]) & (tree.seen_until > first[:, None])
+        tile, at = np.nonzero(sees)
+        self.slots.append(tree.slots[tree.trunk_len + at])
+        self.positions.append(tree.positions[tree.trunk_len + at])
+        self.seen_from.append(tree.seen_from[at])
+        self.seen_until.append(tree.seen_until[at])
+        counts = np.bincount(tile, minlength=len(first))
+        starts = self._begin + self.num_listed + np.cumsum(counts) - counts
+        self.num_listed += len(at)
+        return starts, counts
+
+    def __len__(self) -> int:
+        return len(self._trees)
+
+
+def _tiles(
+    works: _Works, part: Ints, branches: _Branches, *, work: Ints, index: Ints, pairs: int, group: int
+) -> Ints32:
     """The tiles of given works at given places, [len(work), TILE_WIDTH]."""
-    tiles = np.zeros((len(work), TILE_WIDTH), dtype=np.int32)
-    tiles[:, 0] = index
-    tiles[:, 1 : len(TILE_FIELDS)] = works[work]
-    return tiles
+    num_rows, slot, num_slots = works.num_rows[work], works.slot[work], works.num_slots[work]
+    first = index * pairs // group
+    last = np.minimum((index * pairs + pairs - 1) // group, num_rows - 1)
+    hidden = works.is_causal[work] * (num_rows - 1)  # from the first row
+    num_whole = num_slots - hidden + works.is_causal[work] * first
+    num_seen = num_slots - hidden + works.is_causal[work] * last
+    tiles = np.stack(
+        [index, works.row[work], num_rows, slot, num_whole, np.zeros_like(slot), num_seen, part[work]], axis=1
+    )
+    ends = np.searchsorted(work, np.arange(len(branches) + 1))
+    for tree, (begin, end) in enumerate(pairwise(ends.tolist())):
+        starts, counts = branches.add(tree, first[begin:end], last[begin:end])
+        tiles[begin:end, 5] = starts - slot[begin:end] - num_slots[begin:end]
+        tiles[begin:end, 6] += counts
+    return _int32(tiles)
 
 
 def _int32(array: Ints) -> Ints32:
     return array.astype(np.int32)
 
 
-def _parts(row: Ints, num_rows: Ints, total_rows: int, merge_all: bool) -> tuple[Ints, Ints, Ints, Ints, int]:
+def _parts(works: _Works, total_rows: int, merge_all: bool) -> tuple[Ints, Ints, Ints, Ints, int]:
     """Each work's first part, the rows to merge with their parts, and how many parts there are."""
+    row, num_rows = works.row, works.num_rows
     counts = np.zeros(total_rows + 1, dtype=np.int64)
     np.add.at(counts, row, 1)
     np.subtract.at(counts, row + num_rows, 1)
@@ -118,29 +212,47 @@ def _parts(row: Ints, num_rows: Ints, total_rows: int, merge_all: bool) -> tuple
     return np.where(is_final, row, starts), merge_rows, merge_first, order + total_rows, total_rows + int(lens.sum())
 
 
-def _works(batch: FlatBatch, few_rows: int) -> tuple[Ints, ...]:
-    """row, num_rows, slot, num_slots, causal of each work, and the slots and positions they refer to."""
-    rows: list[tuple[int, int, int, int, int]] = []
-    slots, positions, at = [], [], 0
+def _list_works(batch: FlatBatch, few_rows: int) -> _Works:
+    table: list[tuple[int, int, int, int, int]] = []
+    slots, positions, at = [NO_INTS], [NO_INTS], 0
+    seen_from, seen_until = [NO_INTS], [NO_INTS]
+    for tree in batch.trees:
+        num_rows, num_slots = tree.q_end - tree.q_start, tree.trunk_len
+        table.append((tree.q_start, num_rows, at, num_slots, 0))
+        slots.append(tree.slots[:num_slots])
+        positions.append(tree.positions[:num_slots])
+        seen_from.append(np.zeros(num_slots, dtype=np.int64))
+        seen_until.append(np.full(num_slots, num_rows))
+        at += num_slots
+    for causal in batch.causal:
+        num_rows, num_slots = causal.q_end - causal.q_start, len(causal.slots)
+        table.append((causal.q_start, num_rows, at, num_slots, 1))
+        slots.append(causal.slots)
+        positions.append(causal.positions)
+        seen_from.append(np.arange(num_rows - num_slots, num_rows))
+        seen_until.append(np.full(num_slots, num_rows))
+        at += num_slots
     for shared in batch.shared:
         num_rows, num_slots = shared.q_end - shared.q_start, len(shared.slots)
         step = LONG_CONTEXT if num_rows <= few_rows else num_slots
         for begin in range(0, num_slots, step):
-            rows.append((shared.q_start, num_rows, at + begin, min(step, num_slots - begin), 0))
+            table.append((shared.q_start, num_rows, at + begin, min(step, num_slots - begin), 0))
         slots.append(shared.slots)
         positions.append(np.arange(shared.position, shared.position + num_slots))
         at += num_slots
-    for causal in batch.causal:
-        rows.append((causal.q_start, causal.q_end - causal.q_start, at, len(causal.slots), 1))
-        slots.append(causal.slots)
-        positions.append(causal.positions)
-        at += len(causal.slots)
-    table = np.array(rows, dtype=np.int64).reshape(-1, 5).T
+    columns = np.array(table, dtype=np.int64).reshape(-1, 5).T
     single = batch.singles
     ones, starts = np.ones_like(single.rows), at + np.cumsum(single.lens) - single.lens
-    singles = np.stack([single.rows, ones, starts, single.lens, np.zeros_like(single.rows)])
-    return (
-        *np.concatenate([table, singles], axis=1),
-        np.concatenate([*slots, single.slots]),
-        np.concatenate([*positions, single.positions]),
+    singles = np.stack([single.rows, ones, starts, single.lens, np.zeros_like(ones)])
+    row, num_rows_of_works, slot, num_slots_of_works, is_causal = np.concatenate([columns, singles], axis=1)
+    return _Works(
+        row=row,
+        num_rows=num_rows_of_works,
+        slot=slot,
+        num_slots=num_slots_of_works,
+        is_causal=is_causal,
+        slots=np.concatenate([*slots, single.slots]),
+        positions=np.concatenate([*positions, single.positions]),
+        seen_from=np.concatenate(seen_from),
+        seen_until=np.concatenate(seen_until),
     )

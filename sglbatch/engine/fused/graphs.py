@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sglbatch.engine.attention.triton import HEIGHTS, TritonAttention, batch_arrays, list_works
+from sglbatch.engine.attention.triton import HEIGHTS, Beside, TritonAttention, batch_arrays, list_works
 from sglbatch.engine.attention.worklist import NO_TILE, TILE_WIDTH, Ints32
 from sglbatch.engine.batch import FlatBatch
 from sglbatch.engine.decision import IdsInFlight
@@ -54,6 +54,7 @@ class Bucket:
             "positions": rows,
             "write_slots": rows,
             "rows": rows,
+            "num_wide": 1,
             "wide_tiles": wide * TILE_WIDTH,
             "middle_tiles": self.num_shared * TILE_WIDTH,
             "narrow_tiles": narrow * TILE_WIDTH,
@@ -107,17 +108,29 @@ class Bucket:
 class Captured:
     """One bucket's graph with its buffers."""
 
-    def __init__(self, bucket: Bucket, body: FusedBody, *, device: torch.device, scratch_slot: int, pool: Any) -> None:
+    def __init__(
+        self,
+        bucket: Bucket,
+        body: FusedBody,
+        *,
+        device: torch.device,
+        scratch_slot: int,
+        beside: Beside,
+        pool: Any,
+    ) -> None:
         self.bucket = bucket
         lens, offsets = bucket.lens, bucket.offsets
         self.buffer = torch.zeros(offsets["slots"] + lens["slots"], dtype=torch.int32, device=device)
         ints = {name: self.buffer[start : start + lens[name]] for name, start in offsets.items()}
-        ints["kv_positions"] = ints["slots"]
+        for unused in ("kv_positions", "seen_from", "seen_until"):
+            ints[unused] = ints["slots"]
         ints["write_slots"].fill_(scratch_slot)
         for height in HEIGHTS:
             ints[f"{height}_tiles"].fill_(NO_TILE)
         ints["merge_rows"].fill_(bucket.num_parts - 1)
-        self.attention = attention = TritonAttention(ints, num_parts=bucket.num_parts, group=bucket.group)
+        self.attention = attention = TritonAttention(
+            ints, num_parts=bucket.num_parts, group=bucket.group, beside=beside
+        )
         body(attention.input_ids_T, attention.positions_T, attention, None)  # compiles the kernels
         torch.cuda.synchronize()
         self.graph = torch.cuda.CUDAGraph()
@@ -133,6 +146,8 @@ class DecodeGraphs:
         self._group = group
         self._device = device
         self._scratch_slot = scratch_slot
+        num_programs = torch.cuda.get_device_properties(device).multi_processor_count
+        self._beside = Beside(torch.cuda.Stream(device), num_programs)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
         self._captured: dict[int, Captured] = {}
 
@@ -171,6 +186,7 @@ class DecodeGraphs:
                 self._body,
                 device=self._device,
                 scratch_slot=self._scratch_slot,
+                beside=self._beside,
                 pool=self._pool,
             )
         return captured
@@ -183,7 +199,7 @@ class DecodeGraphs:
     def run(self, batch: FlatBatch, ids: IdsInFlight | None = None) -> torch.Tensor | None:
         """Final hidden states [T, H], valid until the next run; None where the batch does not fit a graph."""
         num_rows = len(batch.input_ids)
-        if batch.causal or num_rows > MAX_ROWS:
+        if batch.causal or batch.trees or num_rows > MAX_ROWS:
             return None
         bucket = Bucket(rounded_up(num_rows), self._group)
         works = list_works(batch, group=self._group)

@@ -89,7 +89,7 @@ class RadixNode:
         return nodes
 
 
-def common_prefix_len(a: TokenIds, b: TokenIds) -> int:
+def common_prefix_len(a: npt.NDArray[np.signedinteger[Any]], b: npt.NDArray[np.signedinteger[Any]]) -> int:
     n = min(len(a), len(b))
     if n == 0 or a[0] != b[0]:
         return 0
