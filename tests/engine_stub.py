@@ -13,7 +13,7 @@ from sglbatch.engine.batch import FlatBatch, TreeWork, flatten
 from sglbatch.engine.decision import Output
 from sglbatch.engine.passes import Pending as InFlight
 from sglbatch.engine.sampler import Sampling
-from sglbatch.engine.sequence import Step
+from sglbatch.engine.sequence import Piece, Step
 
 VOCAB = 50
 EOS = 0
@@ -60,6 +60,8 @@ class StubRunner:
         self.max_tokens_in_step = 0
         self.num_trees = 0
         """Works of several prefilled rows."""
+        self.num_branches = 0
+        """Pieces that are choices' alternatives."""
 
     most_rows = 4
     """Few enough that tests see rows run ahead, and cohorts of more."""
@@ -105,10 +107,24 @@ class StubRunner:
         for piece in step.pieces:
             sequence = piece.sequence
             full = (*sequence.ids.tolist(), *sequence.output_ids[sequence.num_folded :])
+            if piece.branches is not None:
+                self.check_branches(piece, full[: piece.start], seen[offsets[id(piece)] :])
+                continue
             if piece.source is not None:
                 full = (*full, *piece.token_ids)
             for i in range(len(piece.token_ids)):
                 assert seen[offsets[id(piece)] + i] == full[: piece.start + i + 1], "a row sees another's tokens"
+
+    def check_branches(self, piece: Piece, before: tuple[int, ...], seen: list[tuple[int, ...]]) -> None:
+        """Each token sees what is before all of them, and what the one sees that it follows."""
+        assert piece.branches is not None
+        path: dict[int, tuple[int, ...]] = {-1: before}
+        depths = piece.branches.depths[piece.branches.skip :].tolist()
+        for token, depth, context in zip(piece.token_ids, depths, seen, strict=False):
+            assert context[: piece.start] == before and context[-1] == token
+            assert context[:-1] == path.get(depth - 1, context[:-1]), "what is not in this piece was in one before it"
+            path = {d: c for d, c in path.items() if d < depth} | {depth: context}
+        self.num_branches += 1
 
     def _contexts(self, batch: FlatBatch) -> list[tuple[int, ...]]:
         """The tokens that each flat row attends to, which must be each position up to its own exactly once."""

@@ -388,6 +388,49 @@ def test_full_reservation_holds_with_choices(smollm2_tokenizer: Tokenizer, num_s
     assert {i: r.output_ids for i, r in tight.items()} == {i: r.output_ids for i, r in ample.items()}
 
 
+def test_forced_runs_keep_to_the_budget(masks: TokenMasks, smollm2_tokenizer: Tokenizer) -> None:
+    forced = Constraint(
+        kind="regex", source="(yes|no): and this is what always has to follow, whatever came before it: [a-z]{3,9}"
+    )
+    requests = [request(i, [i + 1], forced, max_tokens=60) for i in range(9)]
+    results, engine = run(smollm2_tokenizer, requests, num_slots=2000, max_batch_tokens=40, max_rows=64)
+    for asked in requests:
+        assert list(results[asked.request_id].output_ids) == expected(masks, smollm2_tokenizer, asked)
+    assert engine.num_jumped_tokens > 9 * 10
+    runner = engine._runner
+    assert isinstance(runner, LogitsRunner) and 20 < runner.max_tokens_in_step <= 40
+
+
+FREE = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 1 << 20), num_tokens=st.integers(0, 12), free_len=st.sampled_from([0, 5]))
+def test_a_followed_run_is_its_tokens_one_by_one(
+    masks: TokenMasks, smollm2_tokenizer: Tokenizer, seed: int, num_tokens: int, free_len: int
+) -> None:
+    guide = guide_of(masks, Constraint(kind="json_schema", source=json.dumps(FREE)))
+    rng = np.random.default_rng(seed)
+    state, tokens = guide.start, []
+    for _ in range(num_tokens):
+        legal = allowed_ids(guide.mask(state)).tolist()
+        short = [t for t in legal if 0 < len(guide.bytes_of(t)) < 5 and t not in smollm2_tokenizer.eos_token_ids]
+        if not short:
+            break
+        tokens.append(short[int(rng.integers(len(short)))])
+        state = guide.advance(state, tokens[-1])
+    split = int(rng.integers(len(tokens) + 1))
+    state, expected_len = guide.start, free_len
+    for token in tokens[:split]:
+        state = guide.advance(state, token)
+    followed = Forced(guide, smollm2_tokenizer.encode).follow(state, tuple(tokens[split:]))
+    for token in tokens[split:]:
+        state, data = guide.advance(state, token), guide.bytes_of(token)
+        expected_len = (0 if b'"' in data else expected_len) + len(data) if guide.free_text(state) else 0
+    assert followed.state == state
+    assert (free_len if followed.is_free else 0) + followed.free_len == expected_len
+
+
 def test_off_is_token_by_token(masks: TokenMasks, smollm2_tokenizer: Tokenizer) -> None:
     requests = [
         request(i, [i + 3], constraint, max_tokens=60, exact_choices=False) for i, constraint in enumerate(CONSTRAINTS)

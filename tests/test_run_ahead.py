@@ -66,7 +66,7 @@ def make_engine(most_rows: int) -> tuple[LocalEngine, WatchingRunner]:
     return engine, runner
 
 
-def request(number: int, prompt: list[int], **more: int | bool) -> Request:
+def request(number: int, prompt: list[int], **more: float | bool) -> Request:
     operation = Generate(temperature=0.0, **more)  # type: ignore[arg-type]
     return Request(request_id=number, program_id=number, prompt_ids=ids(prompt), operation=operation, seed=0)
 
@@ -86,6 +86,21 @@ def test_few_rows_stay_together_and_many_are_cohorts(monkeypatch: pytest.MonkeyP
     run(engine, requests)
     assert runner.steps[1:] == [(8, 8)] * 19
     engine, runner = make_engine(most_rows=7)
+    run(engine, requests)
+    assert {rows for rows, _ in runner.steps[1:-1]} == {4} and not any(ahead for _, ahead in runner.steps)
+
+
+@pytest.mark.parametrize("num_waiting", [1, 8])
+def test_rows_that_wait_for_their_tokens_are_cohorts_however_few(
+    monkeypatch: pytest.MonkeyPatch, num_waiting: int
+) -> None:
+    monkeypatch.setattr("sglbatch.engine.engine.MIN_OVERLAP_TOKENS", 2)
+    engine, runner = make_engine(most_rows=8)
+    penalties = [0.5] * num_waiting + [0.0] * (8 - num_waiting)
+    requests = [
+        request(i, [1, i + 2], max_tokens=20, ignore_eos=True, frequency_penalty=penalty)
+        for i, penalty in enumerate(penalties)
+    ]
     run(engine, requests)
     assert {rows for rows, _ in runner.steps[1:-1]} == {4} and not any(ahead for _, ahead in runner.steps)
 

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sglbatch.engine.radix.tree import RadixNode, common_prefix_len
-from sglbatch.engine.sequence import OwnNodes, Piece, Step
+from sglbatch.engine.sequence import Branches, OwnNodes, Piece, Step
 
 Ints = npt.NDArray[np.int64]
 
@@ -123,18 +123,22 @@ def flatten(step: Step, *, with_positions: bool, share_prefill: bool) -> tuple[F
     offsets = (ends - lens).tolist()
     shared, own = _share_context(pieces, [*offsets, int(ends[-1])], share_prefill)
     starts = np.array([p.start for p in pieces], dtype=np.int64)
+    positions = np.arange(ends[-1]) + np.repeat(starts - (ends - lens), lens)
     input_ids, write_slots = np.empty((2, int(ends[-1])), dtype=np.int64)
-    causal = []
-    for i in np.nonzero(lens > 1)[0].tolist():
+    causal: list[CausalWork] = []
+    trees: list[TreeWork] = []
+    branches = [p.branches is not None for p in pieces]
+    for i in np.nonzero((lens > 1) | branches)[0].tolist():
         piece, rows = pieces[i], slice(offsets[i], offsets[i] + len(pieces[i].token_ids))
-        slots, positions = _own_slots(piece, own[i])
-        causal.append(CausalWork(q_start=rows.start, q_end=rows.stop, slots=slots, positions=positions))
+        slots, kv_positions = _own_slots(piece, own[i], with_positions=with_positions)
+        if piece.branches is None:
+            causal.append(CausalWork(q_start=rows.start, q_end=rows.stop, slots=slots, positions=kv_positions))
+        else:
+            trees.append(_branched(piece.branches, rows, slots, kv_positions))
+            positions[rows] = piece.start + piece.branches.depths[piece.branches.skip :]
         input_ids[rows] = piece.token_ids
         write_slots[rows] = slots[-len(piece.token_ids) :] if piece.write_slots is None else piece.write_slots
-    trees: list[TreeWork] = []
-    if not share_prefill:
-        trees, causal = plant(causal)
-    single = np.nonzero(lens == 1)[0].tolist()
+    single = np.nonzero((lens == 1) & np.logical_not(branches))[0].tolist()
     singles = _single_work([pieces[i] for i in single], [own[i] for i in single], with_positions=with_positions)
     rows_R = np.array([offsets[i] for i in single], dtype=np.int64)
     input_ids[rows_R] = [pieces[i].token_ids[0] for i in single]
@@ -143,13 +147,19 @@ def flatten(step: Step, *, with_positions: bool, share_prefill: bool) -> tuple[F
         given = pieces[i].write_slots
         if given is not None:
             write_slots[offsets[i]] = given[0]
+    singles = replace(singles, rows=rows_R)
+    if share_prefill:
+        singles, trees = _singly(singles, trees), []
+    else:
+        planted, causal = plant(causal)
+        trees += planted
     batch = FlatBatch(
         input_ids=input_ids,
-        positions=np.arange(len(input_ids)) + np.repeat(starts - (ends - lens), lens),
+        positions=positions,
         write_slots=write_slots,
         shared=shared,
         causal=causal,
-        singles=replace(singles, rows=rows_R),
+        singles=singles,
         trees=trees,
     )
     return batch, {id(p): offset for p, offset in zip(pieces, offsets, strict=True)}
@@ -290,11 +300,14 @@ def _context(piece: Piece) -> OwnNodes:
     return [(node, min(len(node.ids), piece.start - node.start)) for node in piece.path if node.start < piece.start]
 
 
-def _own_slots(piece: Piece, context: OwnNodes) -> tuple[Ints, Ints]:
+def _own_slots(piece: Piece, context: OwnNodes, *, with_positions: bool) -> tuple[Ints, Ints]:
     """Slots and positions of what the piece attends to by itself; its own new tokens come last."""
+    if piece.tail_len and not with_positions:
+        slots = piece.sequence.own_run(context, piece.tail_len)
+        return slots, np.zeros_like(slots)
     parts = [(node.slots[:length], node.start) for node, length in context]
     if piece.tail_len:
-        parts.append((piece.sequence.tail_slots[: piece.tail_len], piece.end - piece.tail_len))
+        parts.append((piece.sequence.tail_slots[: piece.tail_len], len(piece.sequence.ids)))
     else:
         for node in piece.path:
             begin, end = max(piece.start, node.start), min(piece.end, node.end)
@@ -302,25 +315,51 @@ def _own_slots(piece: Piece, context: OwnNodes) -> tuple[Ints, Ints]:
                 parts.append((node.slots[begin - node.start : end - node.start], begin))
     slots = np.concatenate([slots for slots, _ in parts])
     positions = np.concatenate([np.arange(first, first + len(slots)) for slots, first in parts])
+    if piece.branches is not None:
+        depths = piece.branches.depths
+        positions[len(positions) - len(depths) :] = piece.start + depths
     return slots, positions
+
+
+def _branched(branches: Branches, rows: slice, slots: Ints, positions: Ints) -> TreeWork:
+    """The work of a piece of branches; those that another piece had lie before its own."""
+    return TreeWork(
+        q_start=rows.start,
+        q_end=rows.stop,
+        slots=slots,
+        positions=positions,
+        seen_from=np.maximum(0, np.arange(len(branches.ends)) - branches.skip),
+        seen_until=branches.ends - branches.skip,
+    )
+
+
+def _singly(singles: SingleWork, trees: list[TreeWork]) -> SingleWork:
+    """The trees' rows each with a run of its own, behind the rows that have one."""
+    rows, slots, positions, lens = [singles.rows], [singles.slots], [singles.positions], singles.lens.tolist()
+    for tree in trees:
+        num_rows, trunk_len = tree.q_end - tree.q_start, tree.trunk_len
+        rows.append(np.arange(tree.q_start, tree.q_end))
+        for i in range(num_rows):
+            seen = np.nonzero((tree.seen_from <= i) & (i < tree.seen_until))[0]
+            run = np.concatenate([np.arange(trunk_len), trunk_len + seen])
+            slots.append(tree.slots[run])
+            positions.append(tree.positions[run])
+            lens.append(len(run))
+    return SingleWork(
+        rows=np.concatenate(rows),
+        slots=np.concatenate(slots),
+        positions=np.concatenate(positions),
+        lens=np.array(lens, dtype=np.int64),
+    )
 
 
 def _single_work(pieces: list[Piece], own: list[OwnNodes], *, with_positions: bool) -> SingleWork:
     """The works of one-token pieces; ``rows`` is left empty."""
-    if with_positions:
-        pairs = [_own_slots(piece, nodes) for piece, nodes in zip(pieces, own, strict=True)]
-        runs, positions = [slots for slots, _ in pairs], [positions for _, positions in pairs]
-    else:
-        runs, positions = [_own_run(piece, nodes) for piece, nodes in zip(pieces, own, strict=True)], []
-    slots = np.concatenate([NO_INTS, *runs])
+    pairs = [_own_slots(piece, nodes, with_positions=with_positions) for piece, nodes in zip(pieces, own, strict=True)]
+    slots = np.concatenate([NO_INTS, *(slots for slots, _ in pairs)])
     return SingleWork(
         rows=NO_INTS,
         slots=slots,
-        positions=np.concatenate([NO_INTS, *positions]) if with_positions else np.zeros_like(slots),
-        lens=np.array([len(run) for run in runs], dtype=np.int64),
+        positions=np.concatenate([NO_INTS, *(positions for _, positions in pairs)]),
+        lens=np.array([len(slots) for slots, _ in pairs], dtype=np.int64),
     )
-
-
-def _own_run(piece: Piece, nodes: OwnNodes) -> Ints:
-    """The slots of ``_own_slots``, for decoding rows from what the sequence remembers."""
-    return piece.sequence.own_run(nodes, piece.tail_len) if piece.tail_len else _own_slots(piece, nodes)[0]

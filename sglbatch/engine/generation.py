@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import Final
 
@@ -61,7 +60,7 @@ class Generation:
         self._forced = forced
         # Log-probabilities are asked for each token, so each has its step then.
         self._jumps = jump_forward and self.operation.num_top_logprobs is None
-        self._run: Seq[int] = ()
+        self._run: tuple[int, ...] = ()
         operation = self.operation
         penalised = bool(operation.frequency_penalty or operation.presence_penalty)
         # Exact scores are the model's own, and know of no penalty.
@@ -81,6 +80,8 @@ class Generation:
         self.may_run_ahead = guide is None and not penalised and operation.num_top_logprobs is None
         """A token can be drawn before the one before it is known here."""
         self._is_plain = self.may_run_ahead and operation.greedy and not operation.min_tokens
+        self._ends_with_runs = text.never_stops and not penalised and not operation.complete
+        """Nothing needs a look between the tokens of a forced run."""
         self._counts: Counter[int] = Counter()
         if forced is not None:
             self._look_ahead(forced)
@@ -136,9 +137,29 @@ class Generation:
     def _take_run(self, reason: FinishReason | None) -> FinishReason | None:
         """What must follow, where it is taken at once."""
         while self._jumps and self._run and reason is None:
-            reason = self._accept(self._run[0])
-            self.num_jumped += 1
+            before = self.num_sampled
+            is_whole = self._ends_with_runs and self._end_token_ids.isdisjoint(self._run)
+            reason = self._take_whole_run() if is_whole else self._accept(self._run[0])
+            self.num_jumped += self.num_sampled - before
         return reason
+
+    def _take_whole_run(self) -> FinishReason | None:
+        """``_take`` of all its tokens, where only their number and the last one can end the answer."""
+        assert self.guide is not None and self._forced is not None
+        output_ids, max_tokens = self.sequence.output_ids, self.operation.max_tokens
+        run = self._run[: max_tokens - len(output_ids)]
+        self._run = self._run[len(run) :]
+        self.num_sampled += len(run)
+        output_ids.extend(run)
+        self.text.extend(run)
+        followed = self._forced.follow(self.state, run)
+        self.state = followed.state
+        self._free_len = (self._free_len if followed.is_free else 0) + followed.free_len
+        if not self._run:
+            self._go_on(self._forced)
+            if self.guide.is_final(self.state) or self._stops:
+                return "constraint"
+        return "length" if len(output_ids) >= max_tokens else None
 
     def _accept(self, token_id: int) -> FinishReason | None:
         if token_id in self._end_token_ids:

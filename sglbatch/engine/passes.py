@@ -195,13 +195,7 @@ def _cut(piece: Piece, rows: dict[int, list[StateRow]], max_tokens: int) -> list
     parts = []
     for begin in range(0, size, max_tokens):
         end = min(begin + max_tokens, size)
-        part = Piece(
-            piece.sequence,
-            piece.token_ids[begin:end],
-            piece.start + begin,
-            write_slots=None if piece.write_slots is None else piece.write_slots[begin:end],
-            tail_len=piece.tail_len - (size - end) if piece.tail_len else 0,
-        )
+        part = piece.part(begin, end)
         parts.append(part)
         for row in rows[id(piece)]:
             if begin <= row.offset < end and row.piece is piece:

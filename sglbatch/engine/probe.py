@@ -1,9 +1,9 @@
 """Scoring a finite choice inside a generation: its alternatives' tokens as rows beside the generating one. Pure.
 
 The alternatives form a trie behind the generated tokens. The generating row scores the trie's root; each *head* (an
-alternative's tokens that have to enter the model) is a row that reads the generating row's keys and values, and those
-of the head before it as far as they agree. Their own lie in the unused slots of the generating row's tail, only for the
-step: what was chosen is generated afterwards as a forced run.
+alternative's tokens that have to enter the model) reads the generating row's keys and values, and those of the heads
+before it as far as they agree. All are one piece of branches. Their own lie in the unused slots of the generating row's
+tail, only for the step: what was chosen is generated afterwards as a forced run.
 
     generating row    prompt | tail ......            scores the root
     head (a)                              a           scores what follows a
@@ -21,7 +21,7 @@ import numpy as np
 
 from sglbatch.engine.fsm.finite import Alternative, FiniteChoice, TokenRun
 from sglbatch.engine.masses import own_masses
-from sglbatch.engine.sequence import Action, Piece, Sequence, StateRow, Step, Target
+from sglbatch.engine.sequence import Action, Branches, Piece, Sequence, StateRow, Step, Target
 
 TargetsAt: TypeAlias = "dict[TokenRun, tuple[Target, ...]]"
 
@@ -109,22 +109,31 @@ def _key(target: Target) -> int:
 
 
 def add_rows(step: Step, sequence: Sequence, rows: list[HeadRow]) -> None:
-    """Puts heads into a step, behind the tokens of a generating row that are in memory or in the step.
+    """Puts heads into a step as one piece, behind the tokens of a generating row that are in memory or in the step.
 
     Their keys and values go to the first unused slots of that row's tail.
     """
     begin = len(sequence.ids) + sequence.tail_len
-    slots, used = sequence.tail_slots, sequence.tail_len
-    mine, path = slots[:used], slots[:0]
+    tokens: list[int] = []
+    depths: list[int] = []
+    ends: list[int] = []
+    path: list[int] = []
+    piece = Piece(sequence, tokens, begin)
     for head, shared, targets in rows:
-        first, used = used, used + len(head) - shared
-        path = np.concatenate([path[:shared], slots[first:used]]) if shared else slots[first:used]
-        row = sequence.beside(list(head), np.concatenate([mine, path]))
-        piece = Piece(row, list(head[shared:]), begin + shared, tail_len=row.tail_len)
-        step.add(piece)
+        for place in path[shared:]:
+            ends[place] = len(tokens)
+        path = [*path[:shared], *range(len(tokens), len(tokens) + len(head) - shared)]
+        tokens += head[shared:]
+        depths += range(shared, len(head))
+        ends += path[shared:]  # their places, until the ends are known
         for node, wanted in targets.items():
-            place = len(node) - shared - 1
-            step.actions.append(Action(sequence, StateRow(piece, place), piece.start + place, wanted, node))
+            depth = len(node) - 1
+            step.actions.append(Action(sequence, StateRow(piece, path[depth]), begin + depth, wanted, node))
+    for place in path:
+        ends[place] = len(tokens)
+    piece.tail_len = sequence.tail_len + len(tokens)
+    piece.branches = Branches(np.array(depths), np.array(ends))
+    step.add(piece)
 
 
 def _targets(alternatives: tuple[Alternative, ...]) -> TargetsAt:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -219,14 +220,6 @@ class Sequence:
         least = 0 if self.probe is None else self.probe.min_len
         return len(self.output_ids) + self.num_in_flight - self.num_folded + least - len(self.tail_slots)
 
-    def beside(self, more_ids: list[int], tail_slots: npt.NDArray[np.int64]) -> Sequence:
-        """A row for one step that has this one's tokens and some more; its slots are this one's."""
-        row = Sequence(self.request, self.ids, priority=self.priority)
-        row.node = self.node
-        row.output_ids, row.num_folded = [*self.output_ids, *more_ids], self.num_folded
-        row.tail_slots, row.tail_len = tail_slots, len(tail_slots)
-        return row
-
     def own_run(self, nodes: OwnNodes, tail_len: int) -> npt.NDArray[np.int64]:
         """The slots of ``nodes`` and then of the first ``tail_len`` generated tokens; do not change them.
 
@@ -239,18 +232,38 @@ class Sequence:
         return self._own_slots[: self._own_base_len + tail_len]
 
 
-class Piece:
-    """Neighbouring tokens of one sequence that enter the model in a step.
+@dataclass(frozen=True, slots=True)
+class Branches:
+    """Tokens of a piece that form a trie, in depth-first order.
 
     Attributes:
-        start: position of the first token.
+        depths: of each, how many tokens of the trie lie before it on its path.
+        ends: for each, the index of the first that does not follow it, though it comes later.
+        skip: how many tokens were another piece's; the piece has the rest.
+    """
+
+    depths: npt.NDArray[np.int64]
+    ends: npt.NDArray[np.int64]
+    skip: int = 0
+
+    def part(self, begin: int, end: int) -> Branches:
+        """Of the piece's tokens those from ``begin`` to before ``end``."""
+        return Branches(self.depths[: self.skip + end], self.ends[: self.skip + end], self.skip + begin)
+
+
+class Piece:
+    """Tokens of one sequence that enter the model in a step: neighbours, or branches behind what it has.
+
+    Attributes:
+        start: position of the first token, or of the branches' first tokens.
         write_slots: in prefill, where each token's keys and values go; the scratch slot for tokens computed again
             only for their hidden state. int64 [num_tokens]. None in decode: they go where the tail ends.
         tail_len: in decode, how many generated tokens have slots, the new ones included; 0 in prefill.
         source: the place of the action in the step before that draws this piece's one token; ``token_ids`` has 0 then.
+        branches: in decode, how the tokens follow one another; None: each the one before it.
     """
 
-    __slots__ = ("sequence", "source", "start", "tail_len", "token_ids", "write_slots")
+    __slots__ = ("branches", "sequence", "source", "start", "tail_len", "token_ids", "write_slots")
 
     def __init__(
         self,
@@ -261,6 +274,7 @@ class Piece:
         write_slots: npt.NDArray[np.int64] | None = None,
         tail_len: int = 0,
         source: int | None = None,
+        branches: Branches | None = None,
     ) -> None:
         self.sequence = sequence
         self.source = source
@@ -268,6 +282,7 @@ class Piece:
         self.start = start
         self.write_slots = write_slots
         self.tail_len = tail_len
+        self.branches = branches
 
     @property
     def end(self) -> int:
@@ -278,6 +293,17 @@ class Piece:
         """Tree nodes of the row, first below the root first. Rows admitted later in a step may still split them."""
         assert self.sequence.node is not None
         return self.sequence.node.path()
+
+    def part(self, begin: int, end: int) -> Piece:
+        """The tokens from ``begin`` to before ``end``, the ones before them having entered the model."""
+        return Piece(
+            self.sequence,
+            self.token_ids[begin:end],
+            self.start + (begin if self.branches is None else 0),
+            write_slots=None if self.write_slots is None else self.write_slots[begin:end],
+            tail_len=self.tail_len - (len(self.token_ids) - end) if self.tail_len else 0,
+            branches=None if self.branches is None else self.branches.part(begin, end),
+        )
 
 
 class Action:

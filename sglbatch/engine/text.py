@@ -20,7 +20,7 @@ class TextBuffer:
         self._stops = [s.encode() for s in stop]
         self._patterns = [re.compile(pattern) for pattern in stop_regex]
         self._reach = max((len(s) for s in self._stops), default=1) - 1
-        self._never_stops = not stop and not stop_regex
+        self.never_stops = not stop and not stop_regex
         self._data = bytearray()
         self._ends: list[int] = []
         self._ids: list[int] = []
@@ -28,7 +28,7 @@ class TextBuffer:
     def append(self, token_id: int, *, may_stop: bool = True) -> bool:
         """Adds a token; True if the text now stops, and is cut. Where it may not stop, what it ends with never will."""
         self._ids.append(token_id)
-        if self._never_stops:
+        if self.never_stops:
             return False
         begin = max(0, len(self._data) - self._reach)
         self._spell()
@@ -39,6 +39,11 @@ class TextBuffer:
         if found:
             del self._data[min(found) :]
         return bool(found)
+
+    def extend(self, token_ids: Sequence[int]) -> None:
+        """Adds tokens where no text stops."""
+        assert self.never_stops
+        self._ids.extend(token_ids)
 
     def _spell(self) -> None:
         """Brings the bytes up to the tokens."""

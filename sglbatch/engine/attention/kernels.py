@@ -16,6 +16,8 @@ import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
 NO_END = tl.constexpr((1 << 31) - 1)
+HIDDEN = tl.constexpr(-1e30)
+"""The score of a slot that a row does not see. Every row sees some slot, in whose place it weighs nothing."""
 
 
 @triton.jit
@@ -122,9 +124,9 @@ def attend_tiles(
                 if HAS_WINDOW:
                     kv_position = tl.load(kv_positions_S + at)
                     seen = seen & (kv_position[None, :] > q_position[:, None] - window)
-                scores = tl.where(seen, scores, float("-inf"))
+                scores = tl.where(seen, scores, float("-inf") if HAS_WINDOW else HIDDEN)
             new_top = tl.maximum(top, tl.max(scores, 1) * unit)
-            # in a window, a row may see nothing of a block; without one, every row sees something of the first
+            # in a window, a row may see nothing of a work
             base = tl.where(new_top == float("-inf"), 0.0, new_top) if HAS_WINDOW else new_top
             shrink = tl.exp2(top - base)
             p = tl.exp2(scores * unit - base[:, None])

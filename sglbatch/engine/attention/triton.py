@@ -27,14 +27,12 @@ WIDE_PAIRS: Final = 128
 MIDDLE_PAIRS: Final = 64
 WIDE_LAUNCH: Final = {"BLOCK_N": 64, "num_warps": 8, "num_stages": 2}
 MIDDLE_LAUNCH: Final = {"BLOCK_N": 64, "num_warps": 4, "num_stages": 3}
-NARROW_LAUNCH: Final = {"BLOCK_N": 32, "num_warps": 1, "num_stages": 5}
+NARROW_LAUNCH: Final = {"BLOCK_N": 32, "num_warps": 1, "num_stages": 6}
 HEAD_BYTES: Final = 256
 """The largest head for which two wide tiles are worked on at a time on a multiprocessor; of larger ones fewer slots are
 loaded at once."""
 TWO_TILES_REGISTERS: Final = 128
-"""Of a thread, so that two wide tiles have room: it costs some spilling and gains more."""
-BESIDE_REGISTERS: Final = 168
-"""Of a thread, so that narrow tiles have room beside one wide tile."""
+"""Of a thread, so that two wide tiles have room, or one and narrow ones: it costs some spilling and gains more."""
 
 
 @dataclass(frozen=True)
@@ -154,8 +152,6 @@ class TritonAttention:
             return
         K, D, E = k_NKD.shape[1], k_NKD.shape[2], v_NKD.shape[2]
         launch = tile_launch(height, max(D, E) * k_NKD.element_size(), q_TQD.device)
-        if in_turn is not None and "maxnreg" in launch:
-            launch["maxnreg"] = BESIDE_REGISTERS
         attend_tiles[(K * num_tiles if in_turn is None else in_turn.num_programs,)](
             q_TQD,
             k_NKD,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +48,20 @@ class Guide(Protocol):
     def bytes_of(self, token_id: int) -> bytes: ...
 
 
+class Followed(NamedTuple):
+    """What a run of tokens does to a state.
+
+    Attributes:
+        state: the one after it.
+        is_free: all of it is text of one free string.
+        free_len: bytes that it ends with of a free string, see ``Guide.free_text``.
+    """
+
+    state: int
+    is_free: bool
+    free_len: int
+
+
 class Forced:
     """What must follow a state of one guide, as bytes and as tokens. Remembered by state.
 
@@ -59,6 +73,7 @@ class Forced:
         self._guide = guide
         self._encode = encode
         self._tokens: dict[int, tuple[int, ...]] = {}
+        self._followed: dict[tuple[int, tuple[int, ...]], Followed] = {}
 
     def tokens(self, state: int) -> tuple[int, ...]:
         """The canonical tokens of the forced run, healed: from the first token on that a longer legal token could
@@ -66,6 +81,22 @@ class Forced:
         if state not in self._tokens:
             self._tokens[state] = self._healed(state)
         return self._tokens[state]
+
+    def follow(self, state: int, run: tuple[int, ...]) -> Followed:
+        """Where the tokens lead from a state that allows them."""
+        key = state, run
+        if key not in self._followed:
+            is_free, free_len = True, 0
+            for token in run:
+                state, data = self._guide.advance(state, token), self._guide.bytes_of(token)
+                if not self._guide.free_text(state):
+                    is_free, free_len = False, 0
+                elif b'"' in data:
+                    is_free, free_len = False, len(data)
+                else:
+                    free_len += len(data)
+            self._followed[key] = Followed(state, is_free, free_len)
+        return self._followed[key]
 
     def text(self, state: int) -> str:
         """Everything that must follow, in whole characters."""
