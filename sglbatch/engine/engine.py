@@ -39,16 +39,12 @@ from sglbatch.types import (
 MAX_FORCED = 256
 """Constraints whose forced runs are remembered."""
 
-
 MIN_OVERLAP_TOKENS = 256
 """A step of fewer tokens is not worth a launch of its own: its rows wait for those in flight and join them."""
 
 MAX_RESULTS = 128
 """Results handed on at a time while there is more to launch. A cohort often ends as a whole, and what programs make of
 a thousand results takes longer than the device takes for a step."""
-
-COHORT_SHARE = 2 / 3
-"""Of all decoding rows, what one cohort may have: a much smaller one would not cover the processor's work for it."""
 
 
 class LocalEngine:
@@ -148,14 +144,13 @@ class LocalEngine:
         return step, pending
 
     def _max_decode_rows(self, ready: Ready) -> int | None:
-        """About half of many decoding rows, so that there are two cohorts; what is more of them waits for a step.
+        """At most half of many decoding rows: a step covers the processor's work for the next, which has the others.
 
         Rows that run ahead need no second cohort: their next step is prepared and launched while they are in flight.
         """
-        num_running, num_ready = len(self.scheduler.running), len(ready.rows)
-        half = (num_running + 1) // 2
-        if not ready.runs_ahead and num_ready > COHORT_SHARE * num_running and half >= MIN_OVERLAP_TOKENS:
-            num_ready = half
+        num_ready, half = len(ready.rows), (len(self.scheduler.running) + 1) // 2
+        if not ready.runs_ahead and half >= MIN_OVERLAP_TOKENS:
+            num_ready = min(num_ready, half)
         return self._runner.best_rows(num_ready) if num_ready >= MIN_OVERLAP_TOKENS else None
 
     def _land(self, step: Step, pending: Pending) -> None:
