@@ -24,8 +24,9 @@ pytestmark = [
 ]
 SAMPLES = Path(__file__).resolve().parent.parent / "samples"
 
-LEFT_BYTES = 64 << 20
-"""Of the device's memory, less than a whole step of the model needs in fp32."""
+LEFT_BYTES = 128 << 20
+"""Of the device's memory, less than a whole step of the model needs in fp32 (300 MB), more than one of 128 rows with
+their logits (75 MB)."""
 
 
 @torch.inference_mode()
@@ -120,11 +121,13 @@ def test_a_step_that_does_not_fit_the_device_is_run_in_smaller_ones() -> None:
     before = greedy(engine, prompts, 3)
     assert engine.stats().out_of_memory == 0
     torch.cuda.empty_cache()
-    taken = torch.empty(torch.cuda.mem_get_info()[0] - LEFT_BYTES, dtype=torch.uint8, device="cuda")
-    after = greedy(engine, prompts, 3)
+    taken = [torch.empty(torch.cuda.mem_get_info()[0] - LEFT_BYTES, dtype=torch.uint8, device="cuda")]
+    try:
+        after = greedy(engine, prompts, 3)
+    finally:
+        taken.clear()
     assert engine.stats().out_of_memory > 0
     assert sum(a == b for a, b in zip(after, before, strict=True)) >= 0.95 * len(prompts), "other sums, the same texts"
-    del taken
 
 
 def test_planned_tokens_enter_once_also_in_a_small_pool() -> None:

@@ -97,6 +97,7 @@ class FlatBatch:
     """One forward pass.
 
     input_ids, positions, write_slots: int64 [T].
+    has_positions: works' positions are given; else all are 0.
     """
 
     input_ids: Ints
@@ -106,13 +107,14 @@ class FlatBatch:
     causal: list[CausalWork]
     singles: SingleWork
     trees: list[TreeWork] = field(default_factory=list)
+    has_positions: bool = True
 
 
 def flatten(step: Step, *, with_positions: bool, share_prefill: bool) -> tuple[FlatBatch, dict[int, int]]:
     """The step's arrays, and the flat index of each piece's first token by ``id(piece)``.
 
     Args:
-        with_positions: some layer looks at positions (a sliding window); else works' positions may be left 0.
+        with_positions: some layer looks at positions (a sliding window); else works' positions are left 0.
         share_prefill: attend to shared nodes apart in prefill too. It saves copies where keys and values are
             gathered; a kernel that reads them in place is quicker without parts to merge, with works over whole paths,
             which are put together to trees.
@@ -161,6 +163,7 @@ def flatten(step: Step, *, with_positions: bool, share_prefill: bool) -> tuple[F
         causal=causal,
         singles=singles,
         trees=trees,
+        has_positions=with_positions,
     )
     return batch, {id(p): offset for p, offset in zip(pieces, offsets, strict=True)}
 
@@ -247,52 +250,93 @@ class _Open:
     first_piece: int
 
 
+class _Sweep:
+    """Goes over the pieces with the stack of nodes on the current path.
+
+    Attributes:
+        shared: works of nodes that several pieces have.
+        own: for each piece the (node, number of its tokens) that it attends to by itself.
+    """
+
+    def __init__(self, offsets: list[int]) -> None:
+        self.shared: list[SharedWork] = []
+        self.own: list[OwnNodes] = [[] for _ in offsets[1:]]
+        self._offsets = offsets
+        self._stack: list[_Open] = []
+        self._depths: dict[RadixNode, int] = {}
+        self._is_decoding = False
+        """The path is a decoding row's: all of its nodes lie whole before the row."""
+
+    def decode(self, i: int, node: RadixNode) -> None:
+        """The i-th piece decodes behind ``node``."""
+        stack, depths = self._stack, self._depths
+        if not self._is_decoding:
+            self.close(0, i)
+            self._is_decoding = True
+        elif stack:
+            top = stack[-1]
+            if node.parent is top.node.parent and top.first_piece == i - 1 and node is not top.node:
+                # beside its sibling, whose node nobody shares: most rows, so done in place
+                self.own[i - 1].append((top.node, top.length))
+                depths[node] = depths.pop(top.node)
+                top.node, top.length, top.first_piece = node, len(node.ids), i
+                return
+        new = []
+        while node not in depths and node.parent is not None:
+            new.append(node)
+            node = node.parent
+        depth = depths.get(node, -1) + 1
+        if depth < len(stack):
+            self.close(depth, i)
+        for node in reversed(new):
+            self._push(node, len(node.ids), i)
+
+    def prefill(self, i: int, context: OwnNodes) -> None:
+        """The i-th piece is prefilled behind its context."""
+        self._is_decoding = False
+        stack, depth = self._stack, 0
+        while depth < min(len(stack), len(context)) and (stack[depth].node, stack[depth].length) == context[depth]:
+            depth += 1
+        self.close(depth, i)
+        for node, length in context[depth:]:
+            self._push(node, length, i)
+
+    def close(self, depth: int, piece: int) -> None:
+        """The nodes from a depth on are not on the piece's path."""
+        stack, offsets = self._stack, self._offsets
+        while len(stack) > depth:
+            top = stack.pop()
+            del self._depths[top.node]
+            first = top.first_piece
+            if top.length >= MIN_SHARED_TOKENS and offsets[piece] - offsets[first] >= MIN_SHARED_ROWS:
+                rows = {"q_start": offsets[first], "q_end": offsets[piece]}
+                slots = top.node.slots[: top.length]
+                self.shared.append(SharedWork(**rows, slots=slots, position=top.node.start))
+            else:
+                for i in range(first, piece):
+                    self.own[i].append((top.node, top.length))
+
+    def _push(self, node: RadixNode, length: int, piece: int) -> None:
+        self._depths[node] = len(self._stack)
+        self._stack.append(_Open(node, length, piece))
+
+
 def _share_context(
     pieces: Seq[Piece], offsets: list[int], share_prefill: bool
 ) -> tuple[list[SharedWork], list[OwnNodes]]:
-    """Sweeps over the pieces with the stack of nodes on the current path.
-
-    Returns the shared works, and for each piece the (node, number of its tokens) that it attends to by itself.
-    """
-    shared: list[SharedWork] = []
-    own: list[OwnNodes] = [[] for _ in pieces]
-    stack: list[_Open] = []
-
-    def close(depth: int, piece: int) -> None:
-        while len(stack) > depth:
-            top = stack.pop()
-            if top.length >= MIN_SHARED_TOKENS and offsets[piece] - offsets[top.first_piece] >= MIN_SHARED_ROWS:
-                rows = {"q_start": offsets[top.first_piece], "q_end": offsets[piece]}
-                shared.append(SharedWork(**rows, slots=top.node.slots[: top.length], position=top.node.start))
-            else:
-                for i in range(top.first_piece, piece):
-                    own[i].append((top.node, top.length))
-
+    """The shared works, and for each piece the (node, number of its tokens) that it attends to by itself."""
+    sweep = _Sweep(offsets)
     for i, piece in enumerate(pieces):
-        leaf = piece.sequence.node
-        assert leaf is not None
-        if not piece.tail_len and not share_prefill:
-            close(0, i)
-            own[i] = _context(piece)
-            continue
-        if piece.tail_len and stack and leaf.parent is stack[-1].node.parent and leaf is not stack[-1].node:
-            # a decoding row beside its sibling: only the last node differs
-            last = stack[-1]
-            if offsets[i] - offsets[last.first_piece] == 1:  # nobody shares that one: most rows, so done in place
-                own[last.first_piece].append((last.node, last.length))
-                last.node, last.length, last.first_piece = leaf, len(leaf.ids), i
-            else:
-                close(len(stack) - 1, i)
-                stack.append(_Open(leaf, len(leaf.ids), i))
-            continue
-        context = _context(piece)
-        depth = 0
-        while depth < min(len(stack), len(context)) and (stack[depth].node, stack[depth].length) == context[depth]:
-            depth += 1
-        close(depth, i)
-        stack.extend(_Open(node, length, i) for node, length in context[depth:])
-    close(0, len(pieces))
-    return shared, own
+        if piece.tail_len:
+            assert piece.sequence.node is not None
+            sweep.decode(i, piece.sequence.node)
+        elif share_prefill:
+            sweep.prefill(i, _context(piece))
+        else:
+            sweep.prefill(i, [])
+            sweep.own[i] = _context(piece)
+    sweep.close(0, len(pieces))
+    return sweep.shared, sweep.own
 
 
 def _context(piece: Piece) -> OwnNodes:
@@ -302,9 +346,9 @@ def _context(piece: Piece) -> OwnNodes:
 
 def _own_slots(piece: Piece, context: OwnNodes, *, with_positions: bool) -> tuple[Ints, Ints]:
     """Slots and positions of what the piece attends to by itself; its own new tokens come last."""
-    if piece.tail_len and not with_positions:
-        slots = piece.sequence.own_run(context, piece.tail_len)
-        return slots, np.zeros_like(slots)
+    if not with_positions:
+        slots = _own_run(piece, context)
+        return slots, np.zeros(len(slots), dtype=np.int64)
     parts = [(node.slots[:length], node.start) for node, length in context]
     if piece.tail_len:
         parts.append((piece.sequence.tail_slots[: piece.tail_len], len(piece.sequence.ids)))
@@ -355,11 +399,27 @@ def _singly(singles: SingleWork, trees: list[TreeWork]) -> SingleWork:
 
 def _single_work(pieces: list[Piece], own: list[OwnNodes], *, with_positions: bool) -> SingleWork:
     """The works of one-token pieces; ``rows`` is left empty."""
-    pairs = [_own_slots(piece, nodes, with_positions=with_positions) for piece, nodes in zip(pieces, own, strict=True)]
-    slots = np.concatenate([NO_INTS, *(slots for slots, _ in pairs)])
+    if with_positions:
+        pairs = [_own_slots(piece, nodes, with_positions=True) for piece, nodes in zip(pieces, own, strict=True)]
+        runs, positions = [slots for slots, _ in pairs], [positions for _, positions in pairs]
+    else:
+        runs, positions = [_own_run(piece, nodes) for piece, nodes in zip(pieces, own, strict=True)], []
+    slots = np.concatenate([NO_INTS, *runs])
     return SingleWork(
         rows=NO_INTS,
         slots=slots,
-        positions=np.concatenate([NO_INTS, *(positions for _, positions in pairs)]),
-        lens=np.array([len(slots) for slots, _ in pairs], dtype=np.int64),
+        positions=np.concatenate([NO_INTS, *positions]) if with_positions else np.zeros_like(slots),
+        lens=np.array([len(run) for run in runs], dtype=np.int64),
     )
+
+
+def _own_run(piece: Piece, nodes: OwnNodes) -> Ints:
+    """The slots of ``_own_slots``, for decoding rows from what the sequence remembers."""
+    if piece.tail_len:
+        return piece.sequence.own_run(nodes, piece.tail_len)
+    runs = [node.slots[:length] for node, length in nodes]
+    for node in piece.path:
+        begin, end = max(piece.start, node.start), min(piece.end, node.end)
+        if begin < end:
+            runs.append(node.slots[begin - node.start : end - node.start])
+    return np.concatenate(runs)

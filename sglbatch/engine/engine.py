@@ -18,7 +18,7 @@ from sglbatch.engine.input_scores import InputScores
 from sglbatch.engine.passes import Passes, Pending, Runner
 from sglbatch.engine.radix.order import depth_first_order
 from sglbatch.engine.run_order import RequestRows, place_rows
-from sglbatch.engine.sampler import Sampling
+from sglbatch.engine.sampler import GREEDY, Sampling
 from sglbatch.engine.scheduler import Ready, Scheduler, SchedulerConfig
 from sglbatch.engine.sequence import Action, Sequence, Step
 from sglbatch.engine.text import TextBuffer
@@ -28,6 +28,7 @@ from sglbatch.types import (
     BackendStats,
     Constraint,
     ErrorInfo,
+    FinishReason,
     Generate,
     Priority,
     Request,
@@ -157,7 +158,14 @@ class LocalEngine:
         outputs = pending.result()
         self.scheduler.land(step)
         for action, output in zip(step.actions, outputs, strict=True):
-            self._take(action, output)
+            owner = self._owners.get(action.sequence)
+            if isinstance(owner, Generation) and owner.is_plain and isinstance(output, int):  # most rows of most steps
+                self._num_generated += 1
+                reason = owner.take_plain(output)
+                if reason is not None:
+                    self._end(owner, reason)
+            else:
+                self._take(owner, action, output)
 
     def _refuse(self, request: Request, error: ErrorInfo) -> None:
         self._ended.append(lambda: Result(request_id=request.request_id, error=error))
@@ -316,10 +324,11 @@ class LocalEngine:
         owner = self._owners[action.sequence]
         if not isinstance(owner, Generation) or action.targets:
             return None
+        if owner.is_plain:
+            return GREEDY
         return owner.sampling(action.sequence.num_in_flight - 1)
 
-    def _take(self, action: Action, output: Output) -> None:
-        owner = self._owners.get(action.sequence)
+    def _take(self, owner: Generation | Choice | InputScores | None, action: Action, output: Output) -> None:
         if owner is None:
             assert action.sequence.may_run_ahead, "who has ended has no further step, unless it ran ahead"
             return
@@ -347,8 +356,10 @@ class LocalEngine:
         before = generation.num_sampled
         reason = generation.record(action.node, output) if isinstance(output, list) else generation.accept(output)
         self._num_generated += generation.num_sampled - before
-        if reason is None:
-            return
+        if reason is not None:
+            self._end(generation, reason)
+
+    def _end(self, generation: Generation, reason: FinishReason) -> None:
         self.num_jumped_tokens += generation.num_jumped
         self.scheduler.finish(generation.sequence)
         del self._owners[generation.sequence]

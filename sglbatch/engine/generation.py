@@ -79,7 +79,8 @@ class Generation:
         self._banned_always = tuple(sorted(eos_token_ids)) if guide and self.operation.ignore_eos else ()
         self.may_run_ahead = guide is None and not penalised and operation.num_top_logprobs is None
         """A token can be drawn before the one before it is known here."""
-        self._is_plain = self.may_run_ahead and operation.greedy and not operation.min_tokens
+        self.is_plain = self.may_run_ahead and operation.greedy and not operation.min_tokens
+        """Every token is the most probable one, and nothing but the end, stop strings and max_tokens matters."""
         self._ends_with_runs = text.never_stops and not penalised and not operation.complete
         """Nothing needs a look between the tokens of a forced run."""
         self._counts: Counter[int] = Counter()
@@ -90,7 +91,7 @@ class Generation:
 
     def sampling(self, num_ahead: int = 0) -> Sampling:
         """How the next token is drawn, or one after ``num_ahead`` others that are not known yet."""
-        if self._is_plain:
+        if self.is_plain:
             return GREEDY
         operation, position = self.operation, self.num_sampled + num_ahead
         return Sampling(
@@ -125,9 +126,9 @@ class Generation:
 
     def accept(self, drawn: int | Drawn) -> FinishReason | None:
         """Takes a sampled token; says why the generation ends, if it does."""
-        if self._is_plain:
+        if self.is_plain:
             assert isinstance(drawn, int)
-            return self._take_plain(drawn)
+            return self.take_plain(drawn)
         token_id = drawn if isinstance(drawn, int) else drawn.token_id
         if isinstance(drawn, Drawn):
             self._logprobs.append((drawn.logprob, token_id))
@@ -209,8 +210,8 @@ class Generation:
 
     # --- tokens ---
 
-    def _take_plain(self, token_id: int) -> FinishReason | None:
-        """``_take`` where nothing but the end, stop strings and max_tokens matters."""
+    def take_plain(self, token_id: int) -> FinishReason | None:
+        """``accept`` where it is plain."""
         self.num_sampled += 1
         if token_id in self._end_token_ids:
             return "stop"

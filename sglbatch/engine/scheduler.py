@@ -162,7 +162,7 @@ class Scheduler:
             if not sequence.num_in_flight:
                 idle.append(sequence)
                 rows.append(sequence)
-            elif sequence.tail_left <= 0:
+            elif sequence.tail_len + sequence.num_folded >= sequence.max_tail:
                 continue  # its last token is being drawn
             elif sequence.may_run_ahead and sequence.num_in_flight == 1:
                 rows.append(sequence)
@@ -232,9 +232,30 @@ class Scheduler:
         for sequence in rows:
             if step.num_tokens and step.num_tokens + sequence.num_to_feed > self.max_batch_tokens:
                 return
+            if self._decode_one(sequence, step):
+                continue
             if sequence.node is not None and self._grow(sequence):  # else an earlier row made it pause
                 self._decode(sequence, step)
                 probe_budget -= self._probe(sequence, step, probe_budget)
+
+    @staticmethod
+    def _decode_one(sequence: Sequence, step: Step) -> bool:
+        """What is done for most rows of most steps: one token is fed, and there is a slot for it. Else False."""
+        tail_len = sequence.tail_len
+        if sequence.probe is not None or tail_len >= len(sequence.tail_slots) or sequence.node is None:
+            return False
+        if sequence.num_in_flight:
+            tokens, source = [0], sequence.place
+        else:
+            tokens, source = sequence.output_ids[sequence.num_folded + tail_len :], None
+            if len(tokens) != 1:
+                return False
+        position = len(sequence.ids) + tail_len
+        sequence.tail_len = tail_len = tail_len + 1
+        piece = Piece(sequence, tokens, position, tail_len=tail_len, source=source)
+        step.add(piece)
+        step.actions.append(Action(sequence, StateRow(piece, 0), position, ()))
+        return True
 
     def _decode(self, sequence: Sequence, step: Step) -> None:
         """Feeds what was sampled, or forced by a constraint, and not fed yet; or what is being sampled."""

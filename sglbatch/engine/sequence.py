@@ -153,7 +153,7 @@ class Sequence:
     @property
     def num_to_feed(self) -> int:
         """Known tokens that have not entered the model."""
-        return len(self.output_ids) - self.num_fed
+        return len(self.output_ids) - self.num_folded - self.tail_len
 
     @property
     def tail_left(self) -> int:

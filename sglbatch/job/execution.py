@@ -37,6 +37,9 @@ CHUNK_ROWS: Final = 1024
 DRAIN_S: Final = 10.0
 """How long a run that is stopped waits for the answers of calls that are under way: they have to be paid for."""
 
+COLLECT_AFTER: Final = 50_000
+"""New objects after which garbage is looked for: a step makes thousands, and hardly any that only that would free."""
+
 STEPS_AHEAD: Final = 2
 """A backend has as many requests before it as it has begun in so many steps, if there are so many."""
 
@@ -91,6 +94,8 @@ class Execution:
         self._after_step = after_step
         self._with_transcript = with_transcript
         self._live: dict[int, RowProgram] = {}
+        self._gc_threshold = gc.get_threshold()
+        gc.set_threshold(COLLECT_AFTER, *self._gc_threshold[1:])
         self.notes: Counter[str] = Counter()
         """What had to be changed in rows' values to keep them, by kind."""
 
@@ -182,6 +187,7 @@ class Execution:
             self._progress.note("waiting until the model is loaded, which cannot be interrupted")
         self._loading.close()
         gc.unfreeze()
+        gc.set_threshold(*self._gc_threshold)
 
     def __enter__(self) -> Execution:
         return self

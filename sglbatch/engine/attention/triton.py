@@ -161,7 +161,7 @@ class TritonAttention:
             tiles,
             ints["num_wide"],
             ints["slots"],
-            ints["kv_positions"],
+            ints.get("kv_positions", ints["slots"]),
             ints["seen_from"],
             ints["seen_until"],
             ints["positions"],
@@ -208,7 +208,8 @@ def list_works(batch: FlatBatch, *, group: int, merge_all: bool = False) -> Work
 
 def batch_arrays(batch: FlatBatch, works: WorkList, rows: Sequence[int]) -> dict[str, Ints32]:
     """All that a step's kernels read, by name."""
-    return {name: getattr(works, name).ravel() for name in WORK_ARRAYS} | {
+    arrays = {name: getattr(works, name) for name in WORK_ARRAYS}
+    return {name: array.ravel() for name, array in arrays.items() if array is not None} | {
         "input_ids": batch.input_ids.astype(np.int32),
         "write_slots": batch.write_slots.astype(np.int32),
         "rows": np.array(rows, dtype=np.int32),

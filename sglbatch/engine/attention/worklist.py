@@ -11,6 +11,7 @@ none of its rows see.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -29,6 +30,7 @@ TILE_FIELDS = ("index", "row", "num_rows", "slot", "num_whole", "skip", "num_slo
 first row, how many rows, and the first listed slot; how many slots from there all the tile's rows see, how far from
 those the others are listed, and how many slots there are in all; the work's first part."""
 TILE_WIDTH = 8
+NO_POSITIONS = np.empty(0, dtype=np.int32)
 NO_TILE = -1
 """The index of a padding tile, which has nothing to do."""
 
@@ -40,7 +42,7 @@ class WorkList:
     wide_tiles, middle_tiles, narrow_tiles: [number of tiles, TILE_WIDTH], see TILE_FIELDS.
     merge_rows: [M]; merge_first: [M + 1]; merge_parts: the parts of the i-th row to merge are
         merge_parts[merge_first[i] : merge_first[i + 1]].
-    slots, kv_positions: [S]; positions: [T].
+    slots, kv_positions: [S]; positions: [T]. kv_positions is None where the batch has none.
     seen_from, seen_until: [B], which rows of its work see a slot, where a tile does not count it among its whole ones.
     num_parts: rows of the parts' buffer.
     """
@@ -52,7 +54,7 @@ class WorkList:
     merge_first: Ints32
     merge_parts: Ints32
     slots: Ints32
-    kv_positions: Ints32
+    kv_positions: Ints32 | None
     seen_from: Ints32
     seen_until: Ints32
     positions: Ints32
@@ -98,10 +100,12 @@ def make_work_list(
         merge_rows=_int32(merge_rows),
         merge_first=_int32(merge_first),
         merge_parts=_int32(merge_parts),
-        slots=_int32(np.concatenate([works.slots[limited], *branches.slots, works.slots[rest]])),
-        kv_positions=_int32(np.concatenate([works.positions[limited], *branches.positions, works.positions[rest]])),
-        seen_from=_int32(np.concatenate([works.seen_from, *branches.seen_from])),
-        seen_until=_int32(np.concatenate([works.seen_until, *branches.seen_until])),
+        slots=_joined([works.slots[limited], *branches.slots, works.slots[rest]]),
+        kv_positions=_joined([works.positions[limited], *branches.positions, works.positions[rest]])
+        if batch.has_positions
+        else None,
+        seen_from=_joined([works.seen_from, *branches.seen_from]),
+        seen_until=_joined([works.seen_until, *branches.seen_until]),
         positions=_int32(batch.positions),
         num_parts=num_parts,
     )
@@ -113,7 +117,7 @@ class _Works:
 
     row, num_rows, slot, num_slots: int64 [works]; of trees the slots that all rows see.
     is_causal: 0 or 1, int64 [works].
-    slots, positions: int64 [S].
+    slots, positions: int32 [S].
     seen_from, seen_until: int64 [num_limited], for the slots of trees and causal works, which come first.
     """
 
@@ -122,8 +126,8 @@ class _Works:
     slot: Ints
     num_slots: Ints
     is_causal: Ints
-    slots: Ints
-    positions: Ints
+    slots: Ints32
+    positions: Ints32
     seen_from: Ints
     seen_until: Ints
 
@@ -191,6 +195,10 @@ def _int32(array: Ints) -> Ints32:
     return array.astype(np.int32)
 
 
+def _joined(arrays: Sequence[Ints | Ints32]) -> Ints32:
+    return np.concatenate(arrays, dtype=np.int32, casting="same_kind")
+
+
 def _parts(works: _Works, total_rows: int, merge_all: bool) -> tuple[Ints, Ints, Ints, Ints, int]:
     """Each work's first part, the rows to merge with their parts, and how many parts there are."""
     row, num_rows = works.row, works.num_rows
@@ -251,8 +259,8 @@ def _list_works(batch: FlatBatch, few_rows: int) -> _Works:
         slot=slot,
         num_slots=num_slots_of_works,
         is_causal=is_causal,
-        slots=np.concatenate([*slots, single.slots]),
-        positions=np.concatenate([*positions, single.positions]),
+        slots=_joined([*slots, single.slots]),
+        positions=_joined([*positions, single.positions]) if batch.has_positions else NO_POSITIONS,
         seen_from=np.concatenate(seen_from),
         seen_until=np.concatenate(seen_until),
     )
