@@ -5,14 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.nn.functional import silu
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 pytest.importorskip("triton", reason="triton has no build for this platform")
 
 import triton
 
-from sglbatch.engine.fused.body import add_rms_norm
+from sglbatch.engine.fused.body import add_rms_norm, rope_and_write
 from sglbatch.engine.fused.gated_product import gated_product, is_supported
 from sglbatch.engine.fused.kernels import silu_and_mul_kernel
+from sglbatch.engine.layer_pool import LayerPool
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -34,6 +36,47 @@ def test_activation_of_alternating_columns(size: int) -> None:
     block = min(128, triton.next_power_of_2(size))
     silu_and_mul_kernel[(5, triton.cdiv(size, block))](product, out, size, BLOCK=block)
     assert relative_error(out, gated(product)) < 1e-6
+
+
+def rotated(num_rows: int, dtype: torch.dtype) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Queries, keys and values after the kernel, and after transformers' function."""
+    Q, K, D = 6, 2, 24
+    torch.manual_seed(0)
+    qkv = torch.randn(num_rows, Q + 2 * K, D, device=DEVICE).to(dtype)
+    angles = torch.rand(num_rows, D // 2, device=DEVICE).mul(6).repeat(1, 2)
+    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    q, k = apply_rotary_pos_emb(qkv[None, :, :Q], qkv[None, :, Q : Q + K], cos[None], sin[None], unsqueeze_dim=2)
+    expected = [q[0], k[0], qkv[:, Q + K :].clone()]
+    pool = LayerPool()
+    pool.head_shapes = ((K, D), (K, D))
+    pool.allocate(2 * num_rows, dtype, DEVICE)
+    slots = torch.randperm(2 * num_rows, device=DEVICE)[:num_rows].int()
+    rope_and_write(qkv.view(num_rows, -1), (cos, sin), pool, slots)
+    return [qkv[:, :Q], pool.k_NKD[slots.long()], pool.v_NKD[slots.long()]], expected
+
+
+def test_rotary_embedding() -> None:
+    for got, expected in zip(*rotated(7, torch.float32), strict=True):
+        assert relative_error(got, expected) < 1e-6
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_compiled_kernels_round_where_modules_do(dtype: torch.dtype) -> None:
+    """Another order of sums or a quicker division flips a last bit now and then, rounding elsewhere many."""
+    for got, expected in zip(*rotated(500, dtype), strict=True):
+        assert torch.equal(got, expected)
+    x, residual = torch.randn(2, 500, 576, device=DEVICE).to(dtype)
+    norm = LlamaRMSNorm(576, eps=1e-5).to(DEVICE, dtype)
+    torch.nn.init.uniform_(norm.weight)
+    product = torch.randn(500, 3072, device=DEVICE).to(dtype)
+    active = torch.empty(500, 1536, device=DEVICE, dtype=dtype)
+    silu_and_mul_kernel[(500, 12)](product, active, 1536, BLOCK=128)
+    with torch.no_grad():
+        expected_norm = norm(x + residual)
+        got_norm, _ = add_rms_norm(x, residual, norm)
+    for got, expected in ((got_norm, expected_norm), (active, gated(product))):
+        assert (got != expected).float().mean() < 0.005
 
 
 @pytest.mark.parametrize("has_residual", [False, True])

@@ -60,6 +60,34 @@ def _interleave(gate: nn.Linear, up: nn.Linear) -> tuple[torch.Tensor, torch.Ten
     return weight, bias
 
 
+def rope_and_write(
+    qkv_TC: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor], pool: LayerPool, write_slots_T: torch.Tensor
+) -> None:
+    """Rotates the queries in place and puts rotated keys, and values, into the pool.
+
+    Args:
+        qkv_TC: queries, keys and values of each row, C = (Q + 2 K) D.
+        rope: cosines and sines, [T, D] each.
+    """
+    K, D = pool.k_NKD.shape[1:]
+    Q = qkv_TC.shape[1] // D - 2 * K
+    rope_and_write_kernel[(len(qkv_TC),)](
+        qkv_TC,
+        *rope,
+        pool.k_NKD,
+        pool.v_NKD,
+        write_slots_T,
+        Q=Q,
+        K=K,
+        D=D,
+        HALF=triton.next_power_of_2(D // 2),
+        QK_PAD=triton.next_power_of_2(Q + K),
+        K_PAD=triton.next_power_of_2(K),
+        D_PAD=triton.next_power_of_2(D),
+        enable_fp_fusion=False,  # modules round each product before they add
+    )
+
+
 class FusedLayer:
     """One decoder layer's fused weights."""
 
@@ -85,20 +113,7 @@ class FusedLayer:
         """Attention's output before its projection, [T, Q * D]."""
         Q, K, D = self.num_heads, self.num_kv_heads, self.head_size
         qkv_TC = linear(x_TH, self.qkv, self.qkv_bias)
-        rope_and_write_kernel[(len(x_TH),)](
-            qkv_TC,
-            *rope,
-            self.pool.k_NKD,
-            self.pool.v_NKD,
-            attention.write_slots_T,
-            Q=Q,
-            K=K,
-            D=D,
-            HALF=triton.next_power_of_2(D // 2),
-            QK_PAD=triton.next_power_of_2(Q + K),
-            K_PAD=triton.next_power_of_2(K),
-            D_PAD=triton.next_power_of_2(D),
-        )
+        rope_and_write(qkv_TC, rope, self.pool, attention.write_slots_T)
         q_TQD = qkv_TC.view(len(x_TH), Q + 2 * K, D)[:, :Q]
         return attention(q_TQD, self.pool.k_NKD, self.pool.v_NKD, self.kind).view(len(x_TH), Q * D)
 
