@@ -118,6 +118,17 @@ def test_results_that_are_held_back_are_there_for_a_run_that_ends_early(monkeypa
     assert run(engine, []).keys() == {7} and not engine.drain(0.0)
 
 
+def test_results_are_all_handed_on_while_the_last_step_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sglbatch.engine.engine.MAX_RESULTS", 2)
+    monkeypatch.setattr("sglbatch.engine.engine.MIN_OVERLAP_TOKENS", 2)
+    engine, _ = make_engine(most_rows=7)
+    engine.submit([request(i, [1, i + 2], max_tokens=3, ignore_eos=True) for i in range(8)])
+    handed_on = []
+    while engine.has_unfinished:
+        handed_on.append(len(engine.step()))
+    assert handed_on[-2:] == [4, 4], "those of one cohort while the other's last step runs"
+
+
 def test_an_end_that_nobody_knew_of_costs_one_token() -> None:
     prompts = [[a, b] for a in range(1, 20) for b in range(1, 4)]
     short = [prompt for prompt in prompts if len(generate(prompt, 30)) < 29]

@@ -44,8 +44,8 @@ MIN_OVERLAP_TOKENS = 256
 """A step of fewer tokens is not worth a launch of its own: its rows wait for those in flight and join them."""
 
 MAX_RESULTS = 128
-"""Results handed on at a time while there is more to launch. A cohort often ends as a whole, and what programs make of
-a thousand results takes longer than the device takes for a step."""
+"""Results handed on at a time while there is a step to launch. A cohort often ends as a whole, and what programs make
+of a thousand results takes longer than the device takes for a step."""
 
 
 class LocalEngine:
@@ -115,15 +115,25 @@ class LocalEngine:
         """Launches the next step, then takes what the one before it decided (or, without overlap, this one)."""
         before, self._in_flight = self._in_flight, None
         scheduler = self.scheduler
-        ready = scheduler.ready(self._runner.most_rows if self._overlap else 0)
+        ready = self._ready()
         if scheduler.has_unfinished and (before is None or self._is_worth_a_step(ready)):
             self._in_flight = self._launch(ready, before)
         if before is None and not self._overlap:
             before, self._in_flight = self._in_flight, None
         if before is not None:
             self._land(*before)
-        is_more = self._in_flight is not None or scheduler.has_unfinished
-        return self._hand_on(min(len(self._ended), MAX_RESULTS) if is_more else len(self._ended))
+        num_ended = len(self._ended)
+        return self._hand_on(MAX_RESULTS if num_ended > MAX_RESULTS and self._is_pressed else num_ended)
+
+    @property
+    def _is_pressed(self) -> bool:
+        """There is a step to launch now, not only when that in flight has landed."""
+        if self._in_flight is None:
+            return self.scheduler.has_unfinished
+        return self.scheduler.has_unfinished and self._is_worth_a_step(self._ready())
+
+    def _ready(self) -> Ready:
+        return self.scheduler.ready(self._runner.most_rows if self._overlap else 0)
 
     def _hand_on(self, num_results: int) -> list[Result]:
         return [self._ended.popleft()() for _ in range(num_results)]
