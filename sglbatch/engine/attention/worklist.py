@@ -90,8 +90,9 @@ def make_work_list(
             (narrow_pairs, narrow_work, np.zeros_like(narrow_work)),
         )
     )
-    for tiles in (wide, middle, narrow):  # the branches are listed between
-        tiles[tiles[:, 3] >= works.num_limited, 3] += branches.num_listed
+    num_limited_works = len(batch.trees) + len(batch.causal)
+    for tiles, work in ((wide, wide_work), (middle, middle_work), (narrow, narrow_work)):
+        tiles[work >= num_limited_works, 3] += branches.num_listed  # the branches are listed before theirs
     limited, rest = slice(works.num_limited), slice(works.num_limited, None)
     return WorkList(
         wide_tiles=wide,
