@@ -152,8 +152,8 @@ class Sequence:
 
     @property
     def num_to_feed(self) -> int:
-        """Known tokens that have not entered the model."""
-        return len(self.output_ids) - self.num_folded - self.tail_len
+        """Tokens that wait to enter the model, those in flight included."""
+        return len(self.output_ids) + self.num_in_flight - self.num_folded - self.tail_len
 
     @property
     def tail_left(self) -> int:
@@ -215,10 +215,9 @@ class Sequence:
 
     @property
     def num_missing(self) -> int:
-        """Slots that its tail lacks for the tokens that wait to enter the model, those in flight included, and for the
-        fewest that its probe can do with."""
+        """Slots that its tail lacks for ``num_to_feed`` tokens, and for the fewest that its probe can do with."""
         least = 0 if self.probe is None else self.probe.min_len
-        return len(self.output_ids) + self.num_in_flight - self.num_folded + least - len(self.tail_slots)
+        return self.num_to_feed + least - self.num_unused
 
     def own_run(self, nodes: OwnNodes, tail_len: int) -> npt.NDArray[np.int64]:
         """The slots of ``nodes`` and then of the first ``tail_len`` generated tokens; do not change them.
