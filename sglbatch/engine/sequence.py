@@ -236,9 +236,10 @@ class Branches:
     """Tokens of a piece that form a trie, in depth-first order.
 
     Attributes:
-        depths: of each, how many tokens of the trie lie before it on its path.
-        ends: for each, the index of the first that does not follow it, though it comes later.
-        skip: how many tokens were another piece's; the piece has the rest.
+        depths: of each, how many tokens of the trie lie before it on its path. int64 [skip + num_tokens].
+        ends: of each, the index behind the last one that follows it on some path: those up to there see it. int64
+            [skip + num_tokens].
+        skip: how many of the first tokens entered the model as another piece; the piece has the rest.
     """
 
     depths: npt.NDArray[np.int64]
@@ -282,10 +283,6 @@ class Piece:
         self.write_slots = write_slots
         self.tail_len = tail_len
         self.branches = branches
-
-    @property
-    def end(self) -> int:
-        return self.start + len(self.token_ids)
 
     @property
     def path(self) -> list[RadixNode]:
