@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 pytest.importorskip("triton", reason="triton has no build for this platform")
 
 from sglbatch.engine.attention.triton import HEIGHTS, batch_arrays, list_works, tile_pairs
-from sglbatch.engine.attention.worklist import NO_TILE, TILE_FIELDS, TILE_WIDTH
+from sglbatch.engine.attention.worklist import NO_TILE, TILE_WIDTH
 from sglbatch.engine.batch import CausalWork, FlatBatch, SharedWork, SingleWork, TreeWork, plant
 from sglbatch.engine.fused.graphs import Bucket
 from tests.engine_stub import seen_in_tree
@@ -77,7 +77,7 @@ def make_batch(rng: np.random.Generator, num_rows: int, num_shared: int, *, caus
 
 def mask_of(slots: Any) -> int:
     """A bit for each slot."""
-    if len(slots) and int(slots[-1]) - int(slots[0]) == len(slots) - 1:  # a run
+    if len(slots) and (np.diff(slots) == 1).all():  # a run
         return ((1 << len(slots)) - 1) << int(slots[0])
     return union(1 << slot for slot in slots.tolist())
 
@@ -114,7 +114,7 @@ def attend(ints: Mapping[str, Any], group: int) -> dict[int, dict[int, int]]:
     parts: dict[int, dict[int, int]] = defaultdict(dict)
     for height in HEIGHTS:
         pairs = tile_pairs(group)[height]
-        for tile in ints[f"{height}_tiles"].reshape(-1, TILE_WIDTH)[:, : len(TILE_FIELDS)].tolist():
+        for tile in ints[f"{height}_tiles"].reshape(-1, TILE_WIDTH).tolist():
             index, first_row, num_rows, first, num_whole, skip, num_slots, first_part = tile
             if index == NO_TILE:
                 continue
