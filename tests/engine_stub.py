@@ -58,10 +58,6 @@ class StubRunner:
         self.memory: list[tuple[int, int] | None] = [None] * (num_slots + 1)
         self.num_tokens = 0
         self.max_tokens_in_step = 0
-        self.num_trees = 0
-        """Works of several prefilled rows."""
-        self.num_branches = 0
-        """Pieces that are choices' alternatives."""
 
     most_rows = 4
     """Few enough that tests see rows run ahead, and cohorts of more."""
@@ -124,7 +120,6 @@ class StubRunner:
             assert context[: piece.start] == before and context[-1] == token
             assert context[:-1] == path.get(depth - 1, context[:-1]), "what is not in this piece was in one before it"
             path = {d: c for d, c in path.items() if d < depth} | {depth: context}
-        self.num_branches += 1
 
     def _contexts(self, batch: FlatBatch) -> list[tuple[int, ...]]:
         """The tokens that each flat row attends to, which must be each position up to its own exactly once."""
@@ -144,7 +139,6 @@ class StubRunner:
             for i, q in enumerate(range(tree.q_start, tree.q_end)):
                 slots[q] += seen_in_tree(tree, i).tolist()
             assert [self.memory[s][0] for s in tree.slots] == tree.positions.tolist()  # type: ignore[index]
-            self.num_trees += 1
         singles, ends = batch.singles, np.cumsum(batch.singles.lens)
         for q, end, n in zip(singles.rows, ends, singles.lens, strict=True):
             slots[q] += singles.slots[end - n : end].tolist()

@@ -13,7 +13,7 @@ pytest.importorskip("triton", reason="triton has no build for this platform")
 
 from sglbatch.engine.attention.torch import AttentionKind, TorchAttention
 from sglbatch.engine.attention.triton import Beside, TritonAttention, batch_arrays, list_works
-from sglbatch.engine.batch import CausalWork, FlatBatch, SharedWork, SingleWork, plant
+from sglbatch.engine.batch import CausalWork, FlatBatch, SharedWork, SingleWork, TreeWork, plant
 from sglbatch.engine.engine import LocalEngine
 from sglbatch.engine.model_runner import ATTENTION_NAME, ModelRunner
 from sglbatch.engine.scheduler import SchedulerConfig
@@ -31,9 +31,12 @@ KINDS = {
 
 
 def long_batch() -> FlatBatch:
-    """Works with whole blocks of slots, in no order of slots: a shared node, causal paths, a tree, single rows."""
+    """Works with whole blocks of slots, in no order of slots: a shared node, causal paths, trees, single rows.
+
+    The second tree stands behind the shared node and has no trunk.
+    """
     slots = np.random.default_rng(0).permutation(NUM_SLOTS)
-    shared = SharedWork(q_start=0, q_end=37, slots=slots[:200], position=0)
+    shared = [SharedWork(q_start=q, q_end=end, slots=slots[:200], position=0) for q, end in ((0, 37), (170, 175))]
     paths = [
         (7, 37, slots[200:330], 200),
         (37, 110, slots[330:490], 0),
@@ -46,15 +49,26 @@ def long_batch() -> FlatBatch:
     ]
     trees, causal = plant(causal)
     assert [(tree.q_start, tree.q_end) for tree in trees] == [(110, 170)] and len(causal) == 2
+    depths = np.array([0, 1, 2, 1, 0])
+    trees.append(
+        TreeWork(
+            q_start=170,
+            q_end=175,
+            slots=slots[550:555],
+            positions=200 + depths,
+            seen_from=np.arange(5),
+            seen_until=np.array([4, 3, 3, 4, 5]),
+        )
+    )
     singles = SingleWork(rows=np.arange(7), slots=slots[560:581], positions=200 + np.arange(21) % 3, lens=np.full(7, 3))
     own = [first + len(path) - (end - begin) + np.arange(end - begin) for begin, end, path, first in paths]
-    positions = np.concatenate([np.full(7, 202), *own])
+    positions = np.concatenate([np.full(7, 202), *own, 200 + depths])
     ids = np.zeros_like(positions)
     return FlatBatch(
         input_ids=ids,
         positions=positions,
         write_slots=ids,
-        shared=[shared],
+        shared=shared,
         causal=causal,
         singles=singles,
         trees=trees,

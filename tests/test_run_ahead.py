@@ -90,6 +90,19 @@ def test_few_rows_stay_together_and_many_are_cohorts(monkeypatch: pytest.MonkeyP
     assert {rows for rows, _ in runner.steps[1:-1]} == {4} and not any(ahead for _, ahead in runner.steps)
 
 
+def test_rows_that_run_ahead_keep_to_a_budget_that_has_shrunk() -> None:
+    engine, runner = make_engine(most_rows=8)
+    engine.submit([request(i, [1, i + 2], max_tokens=20, ignore_eos=True) for i in range(8)])
+    for _ in range(4):
+        engine.step()
+    assert runner.steps[-1] == (8, 8)
+    engine.scheduler.max_batch_tokens = 5
+    runner.steps.clear()
+    while engine.has_unfinished:
+        engine.step()
+    assert max(rows for rows, _ in runner.steps) == 5
+
+
 @pytest.mark.parametrize("num_waiting", [1, 8])
 def test_rows_that_wait_for_their_tokens_are_cohorts_however_few(
     monkeypatch: pytest.MonkeyPatch, num_waiting: int

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 pytest.importorskip("triton", reason="triton has no build for this platform")
 
 from sglbatch.engine.attention.triton import HEIGHTS, batch_arrays, list_works, tile_pairs
-from sglbatch.engine.attention.worklist import NO_TILE, TILE_FIELDS, TILE_WIDTH
+from sglbatch.engine.attention.worklist import NO_TILE, TILE_WIDTH
 from sglbatch.engine.batch import CausalWork, FlatBatch, SharedWork, SingleWork, TreeWork, plant
 from sglbatch.engine.fused.graphs import Bucket
 from tests.engine_stub import seen_in_tree
@@ -44,8 +44,11 @@ def make_batch(rng: np.random.Generator, num_rows: int, num_shared: int, *, caus
         size = min(int(rng.integers(1, 70)), num_rows - at)
         own = take(size + int(rng.integers(0, 20)))
         if rng.random() < 0.5:
-            trunk_len = int(rng.integers(1, len(own) + 1))
+            trunk_len = int(rng.integers(len(own) + 1)) if rng.random() < 0.8 else 0
             seen_from, seen_until = np.sort(rng.integers(0, size + 1, (2, len(own) - trunk_len)), axis=0)
+            if not trunk_len:  # behind shared nodes alone, where a row sees itself at least
+                seen_from[-size:] = np.arange(size)
+                seen_until[-size:] = np.maximum(seen_until[-size:], seen_from[-size:] + 1)
             trees.append(
                 TreeWork(
                     q_start=at,
@@ -74,7 +77,7 @@ def make_batch(rng: np.random.Generator, num_rows: int, num_shared: int, *, caus
 
 def mask_of(slots: Any) -> int:
     """A bit for each slot."""
-    if len(slots) and int(slots[-1]) - int(slots[0]) == len(slots) - 1:  # a run
+    if len(slots) and (np.diff(slots) == 1).all():  # a run
         return ((1 << len(slots)) - 1) << int(slots[0])
     return union(1 << slot for slot in slots.tolist())
 
@@ -111,12 +114,12 @@ def attend(ints: Mapping[str, Any], group: int) -> dict[int, dict[int, int]]:
     parts: dict[int, dict[int, int]] = defaultdict(dict)
     for height in HEIGHTS:
         pairs = tile_pairs(group)[height]
-        for tile in ints[f"{height}_tiles"].reshape(-1, TILE_WIDTH)[:, : len(TILE_FIELDS)].tolist():
+        for tile in ints[f"{height}_tiles"].reshape(-1, TILE_WIDTH).tolist():
             index, first_row, num_rows, first, num_whole, skip, num_slots, first_part = tile
             if index == NO_TILE:
                 continue
             assert 0 <= first_row < len(ints["positions"]) and index * pairs < num_rows * group, "an empty tile"
-            assert 0 < num_whole <= num_slots, "every row sees something of the first block"
+            assert 0 <= num_whole <= num_slots
             whole = mask_of(ints["slots"][first : first + num_whole])
             rest = slice(first + num_whole + skip, first + num_slots + skip)
             for pair in range(index * pairs, min((index + 1) * pairs, num_rows * group)):
@@ -125,6 +128,7 @@ def attend(ints: Mapping[str, Any], group: int) -> dict[int, dict[int, int]]:
                 assert head not in part, "written twice"
                 sees = (ints["seen_from"][rest] <= row) & (row < ints["seen_until"][rest])
                 part[head] = union([whole, mask_of(ints["slots"][rest][sees])])
+                assert part[head], "a row sees something of each of its works"
     return parts
 
 

@@ -8,6 +8,13 @@ a tree node in their context are neighbours, and a node's keys and values are re
     node B                   <------------------>             one SharedWork
     own tokens     <-------> <-------> <------->  . . .       a CausalWork each; one-token pieces in SingleWork
 
+Where prefill does not share nodes, its pieces have a work each over their whole paths, and neighbours that begin alike
+one TreeWork together. A piece of branches is a TreeWork too:
+
+    piece 0        A A A A b b                                A, before all rows, is the trunk
+    piece 1        A A A A b b c c                            b and c are branches: pieces 0 and 1 see b,
+    piece 2        A A A A d                                  piece 1 c, piece 2 d; each listed once
+
 Shapes: T flat tokens, S context slots of a work, R one-token rows.
 """
 
@@ -30,6 +37,7 @@ MIN_SHARED_TOKENS = 32
 MIN_SHARED_ROWS = 4
 """A node is attended for its rows together when it has at least so many tokens and rows."""
 MAX_TREE_ROWS = 1024
+"""Most rows of a tree of several pieces: each of its tiles is held against every slot of its branches."""
 MIN_TRUNK = 0.75
 """Of what comes before each of a tree's pieces, the share that all have in common."""
 
@@ -59,12 +67,13 @@ class CausalWork:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TreeWork:
-    """Neighbouring pieces that begin alike: a trunk, which all rows see, and branches.
+    """Neighbouring pieces that begin alike, or one piece of branches: a trunk, which all rows see, and branches.
 
     Row q_start + i attends to the first ``trunk_len`` of ``slots``, and of the others to those with
     seen_from <= i < seen_until.
 
-    slots, positions: int64 [S]; seen_from, seen_until: int64 [S - trunk_len].
+    slots, positions: int64 [S]; seen_from, seen_until: int64 [S - trunk_len]. Behind shared nodes the trunk may be
+    empty.
     """
 
     q_start: int
@@ -97,7 +106,7 @@ class FlatBatch:
     """One forward pass.
 
     input_ids, positions, write_slots: int64 [T].
-    has_positions: works' positions are given; else all are 0.
+    has_positions: works' positions are given; else they mean nothing.
     """
 
     input_ids: Ints
@@ -114,7 +123,7 @@ def flatten(step: Step, *, with_positions: bool, share_prefill: bool) -> tuple[F
     """The step's arrays, and the flat index of each piece's first token by ``id(piece)``.
 
     Args:
-        with_positions: some layer looks at positions (a sliding window); else works' positions are left 0.
+        with_positions: some layer looks at positions (a sliding window); else works' positions mean nothing.
         share_prefill: attend to shared nodes apart in prefill too. It saves copies where keys and values are
             gathered; a kernel that reads them in place is quicker without parts to merge, with works over whole paths,
             which are put together to trees.
@@ -302,7 +311,7 @@ class _Sweep:
             self._push(node, length, i)
 
     def close(self, depth: int, piece: int) -> None:
-        """The nodes from a depth on are not on the piece's path."""
+        """Ends the works of the nodes from a depth on, which are not on the piece's path."""
         stack, offsets = self._stack, self._offsets
         while len(stack) > depth:
             top = stack.pop()
@@ -346,19 +355,10 @@ def _context(piece: Piece) -> OwnNodes:
 
 def _own_slots(piece: Piece, context: OwnNodes, *, with_positions: bool) -> tuple[Ints, Ints]:
     """Slots and positions of what the piece attends to by itself; its own new tokens come last."""
+    slots = _own_run(piece, context)
     if not with_positions:
-        slots = _own_run(piece, context)
-        return slots, np.zeros(len(slots), dtype=np.int64)
-    parts = [(node.slots[:length], node.start) for node, length in context]
-    if piece.tail_len:
-        parts.append((piece.sequence.tail_slots[: piece.tail_len], len(piece.sequence.ids)))
-    else:
-        for node in piece.path:
-            begin, end = max(piece.start, node.start), min(piece.end, node.end)
-            if begin < end:
-                parts.append((node.slots[begin - node.start : end - node.start], begin))
-    slots = np.concatenate([slots for slots, _ in parts])
-    positions = np.concatenate([np.arange(first, first + len(slots)) for slots, first in parts])
+        return slots, np.zeros_like(slots)
+    positions = np.concatenate([np.arange(first, first + len(run)) for run, first in _runs(piece, context)])
     if piece.branches is not None:
         depths = piece.branches.depths
         positions[len(positions) - len(depths) :] = piece.start + depths
@@ -417,9 +417,18 @@ def _own_run(piece: Piece, nodes: OwnNodes) -> Ints:
     """The slots of ``_own_slots``, for decoding rows from what the sequence remembers."""
     if piece.tail_len:
         return piece.sequence.own_run(nodes, piece.tail_len)
-    runs = [node.slots[:length] for node, length in nodes]
+    return np.concatenate([run for run, _ in _runs(piece, nodes)])
+
+
+def _runs(piece: Piece, context: OwnNodes) -> list[tuple[Ints, int]]:
+    """Runs of neighbouring tokens that the piece attends to by itself: their slots, and the first one's position."""
+    runs = [(node.slots[:length], node.start) for node, length in context]
+    if piece.tail_len:
+        runs.append((piece.sequence.tail_slots[: piece.tail_len], len(piece.sequence.ids)))
+        return runs
+    piece_end = piece.start + len(piece.token_ids)
     for node in piece.path:
-        begin, end = max(piece.start, node.start), min(piece.end, node.end)
+        begin, end = max(piece.start, node.start), min(piece_end, node.end)
         if begin < end:
-            runs.append(node.slots[begin - node.start : end - node.start])
-    return np.concatenate(runs)
+            runs.append((node.slots[begin - node.start : end - node.start], begin))
+    return runs

@@ -10,9 +10,9 @@ import torch
 
 from sglbatch.engine.fsm.bitmask import Bitmask, single_bit
 from sglbatch.engine.fsm.finite import Alternative, FiniteChoice, FiniteChoices
-from sglbatch.engine.fsm.guide import Forced, Guide
+from sglbatch.engine.fsm.guide import Followed, Forced, Guide, follow
 from sglbatch.engine.probe import Probe
-from sglbatch.engine.sampler import GREEDY, Drawn, Sampling, sample
+from sglbatch.engine.sampler import Drawn, Sampling, sample
 from sglbatch.engine.sequence import Sequence
 from sglbatch.engine.text import TextBuffer
 from sglbatch.types import ErrorInfo, FinishReason, Generate, Result, TokenLogprob, Usage
@@ -80,8 +80,9 @@ class Generation:
         self.may_run_ahead = guide is None and not penalised and operation.num_top_logprobs is None
         """A token can be drawn before the one before it is known here."""
         self.is_plain = self.may_run_ahead and operation.greedy and not operation.min_tokens
-        """Every token is the most probable one, and nothing but the end, stop strings and max_tokens matters."""
-        self._ends_with_runs = text.never_stops and not penalised and not operation.complete
+        """Every token is the most probable one (``GREEDY`` for ``sampling``), and nothing but the end, stop strings and
+        max_tokens matters (``take_plain`` for ``accept``)."""
+        self._takes_whole_runs = text.never_stops and not penalised and not operation.complete
         """Nothing needs a look between the tokens of a forced run."""
         self._counts: Counter[int] = Counter()
         if forced is not None:
@@ -91,8 +92,6 @@ class Generation:
 
     def sampling(self, num_ahead: int = 0) -> Sampling:
         """How the next token is drawn, or one after ``num_ahead`` others that are not known yet."""
-        if self.is_plain:
-            return GREEDY
         operation, position = self.operation, self.num_sampled + num_ahead
         return Sampling(
             temperature=operation.temperature,
@@ -126,9 +125,6 @@ class Generation:
 
     def accept(self, drawn: int | Drawn) -> FinishReason | None:
         """Takes a sampled token; says why the generation ends, if it does."""
-        if self.is_plain:
-            assert isinstance(drawn, int)
-            return self.take_plain(drawn)
         token_id = drawn if isinstance(drawn, int) else drawn.token_id
         if isinstance(drawn, Drawn):
             self._logprobs.append((drawn.logprob, token_id))
@@ -139,13 +135,13 @@ class Generation:
         """What must follow, where it is taken at once."""
         while self._jumps and self._run and reason is None:
             before = self.num_sampled
-            is_whole = self._ends_with_runs and self._end_token_ids.isdisjoint(self._run)
+            is_whole = self._takes_whole_runs and self._end_token_ids.isdisjoint(self._run)
             reason = self._take_whole_run() if is_whole else self._accept(self._run[0])
             self.num_jumped += self.num_sampled - before
         return reason
 
     def _take_whole_run(self) -> FinishReason | None:
-        """``_take`` of all its tokens, where only their number and the last one can end the answer."""
+        """``_take`` of all the run's tokens, where only their number and the last one can end the answer."""
         assert self.guide is not None and self._forced is not None
         output_ids, max_tokens = self.sequence.output_ids, self.operation.max_tokens
         run = self._run[: max_tokens - len(output_ids)]
@@ -153,9 +149,7 @@ class Generation:
         self.num_sampled += len(run)
         output_ids.extend(run)
         self.text.extend(run)
-        followed = self._forced.follow(self.state, run)
-        self.state = followed.state
-        self._free_len = (self._free_len if followed.is_free else 0) + followed.free_len
+        self._move(self._forced.follow(self.state, run))
         if not self._run:
             self._go_on(self._forced)
             if self.guide.is_final(self.state) or self._stops:
@@ -211,7 +205,7 @@ class Generation:
     # --- tokens ---
 
     def take_plain(self, token_id: int) -> FinishReason | None:
-        """``accept`` where it is plain."""
+        """``accept``, of a generation that ``is_plain``."""
         self.num_sampled += 1
         if token_id in self._end_token_ids:
             return "stop"
@@ -251,16 +245,16 @@ class Generation:
         return "length" if len(self.sequence.output_ids) >= self.operation.max_tokens else None
 
     def _advance(self, guide: Guide, token_id: int) -> None:
-        self.state = guide.advance(self.state, token_id)
+        self._move(follow(guide, self.state, (token_id,)))
         if self._run:
             assert token_id == self._run[0], "a forced run leaves no choice"
             self._run = self._run[1:]
         if not self._run and not self._is_completing and self._forced is not None:
             self._go_on(self._forced)
-        data = guide.bytes_of(token_id)
-        is_free = guide.free_text(self.state)
-        before = 0 if b'"' in data else self._free_len
-        self._free_len = before + len(data) if is_free else 0
+
+    def _move(self, followed: Followed) -> None:
+        self.state = followed.state
+        self._free_len = (self._free_len if followed.is_free else 0) + followed.free_len
 
     def _go_on(self, forced: Forced) -> None:
         """The last token ended a run, or had a choice of its own."""

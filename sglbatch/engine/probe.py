@@ -1,9 +1,9 @@
-"""Scoring a finite choice inside a generation: its alternatives' tokens as rows beside the generating one. Pure.
+"""Scoring a finite choice inside a generation: its alternatives' tokens as branches behind the generating row. Pure.
 
 The alternatives form a trie behind the generated tokens. The generating row scores the trie's root; each *head* (an
 alternative's tokens that have to enter the model) reads the generating row's keys and values, and those of the heads
-before it as far as they agree. All are one piece of branches. Their own lie in the unused slots of the generating row's
-tail, only for the step: what was chosen is generated afterwards as a forced run.
+before it as far as they agree. All heads of a step are one piece of branches. Their keys and values lie in the unused
+slots of the generating row's tail, only for the step: what was chosen is generated afterwards as a forced run.
 
     generating row    prompt | tail ......            scores the root
     head (a)                              a           scores what follows a
@@ -26,8 +26,8 @@ from sglbatch.engine.sequence import Action, Branches, Piece, Sequence, StateRow
 TargetsAt: TypeAlias = "dict[TokenRun, tuple[Target, ...]]"
 
 
-class HeadRow(NamedTuple):
-    """A head in a step: ``shared`` of its tokens are another row's; ``targets`` are scored behind the others."""
+class Branch(NamedTuple):
+    """A head in a step: ``shared`` of its tokens are the head's before it; ``targets`` are scored behind the others."""
 
     head: TokenRun
     shared: int
@@ -58,20 +58,20 @@ class Probe:
         """Slots without which nothing can be scored."""
         return next(map(len, self.waiting), 0)
 
-    def rows(self, max_tokens: int) -> list[HeadRow]:
+    def branches(self, max_tokens: int) -> list[Branch]:
         """As many of the waiting heads as ``max_tokens`` allow, but at least one."""
-        rows: list[HeadRow] = []
+        branches: list[Branch] = []
         previous: TokenRun = ()
         for head in self.waiting:
             shared = next((i for i, (a, b) in enumerate(zip(previous, head, strict=False)) if a != b), len(previous))
             max_tokens -= len(head) - shared
-            if rows and max_tokens < 0:
+            if branches and max_tokens < 0:
                 break
             nodes = [head[:end] for end in range(shared + 1, len(head) + 1)]
             targets = {n: self._targets[n] for n in nodes if n in self._targets and n not in self._logprobs}
-            rows.append(HeadRow(head, shared, targets))
+            branches.append(Branch(head, shared, targets))
             previous = head
-        return rows
+        return branches
 
     @property
     def num_waiting(self) -> int:
@@ -108,7 +108,7 @@ def _key(target: Target) -> int:
     return target if isinstance(target, int) else ~id(target)
 
 
-def add_rows(step: Step, sequence: Sequence, rows: list[HeadRow]) -> None:
+def add_branches(step: Step, sequence: Sequence, branches: list[Branch]) -> None:
     """Puts heads into a step as one piece, behind the tokens of a generating row that are in memory or in the step.
 
     Their keys and values go to the first unused slots of that row's tail.
@@ -119,13 +119,13 @@ def add_rows(step: Step, sequence: Sequence, rows: list[HeadRow]) -> None:
     ends: list[int] = []
     path: list[int] = []
     piece = Piece(sequence, tokens, begin)
-    for head, shared, targets in rows:
+    for head, shared, targets in branches:
         for place in path[shared:]:
             ends[place] = len(tokens)
         path = [*path[:shared], *range(len(tokens), len(tokens) + len(head) - shared)]
         tokens += head[shared:]
         depths += range(shared, len(head))
-        ends += path[shared:]  # their places, until the ends are known
+        ends += path[shared:]  # until a later head, or the last one's end, sets them
         for node, wanted in targets.items():
             depth = len(node) - 1
             step.actions.append(Action(sequence, StateRow(piece, path[depth]), begin + depth, wanted, node))

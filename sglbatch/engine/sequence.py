@@ -152,8 +152,8 @@ class Sequence:
 
     @property
     def num_to_feed(self) -> int:
-        """Known tokens that have not entered the model."""
-        return len(self.output_ids) - self.num_folded - self.tail_len
+        """Tokens that wait to enter the model, those in flight included."""
+        return len(self.output_ids) + self.num_in_flight - self.num_folded - self.tail_len
 
     @property
     def tail_left(self) -> int:
@@ -215,10 +215,9 @@ class Sequence:
 
     @property
     def num_missing(self) -> int:
-        """Slots that its tail lacks for the tokens that wait to enter the model, those in flight included, and for the
-        fewest that its probe can do with."""
+        """Slots that its tail lacks for ``num_to_feed`` tokens, and for the fewest that its probe can do with."""
         least = 0 if self.probe is None else self.probe.min_len
-        return len(self.output_ids) + self.num_in_flight - self.num_folded + least - len(self.tail_slots)
+        return self.num_to_feed + least - self.num_unused
 
     def own_run(self, nodes: OwnNodes, tail_len: int) -> npt.NDArray[np.int64]:
         """The slots of ``nodes`` and then of the first ``tail_len`` generated tokens; do not change them.
@@ -237,9 +236,10 @@ class Branches:
     """Tokens of a piece that form a trie, in depth-first order.
 
     Attributes:
-        depths: of each, how many tokens of the trie lie before it on its path.
-        ends: for each, the index of the first that does not follow it, though it comes later.
-        skip: how many tokens were another piece's; the piece has the rest.
+        depths: of each, how many tokens of the trie lie before it on its path. int64 [skip + num_tokens].
+        ends: of each, the index behind the last one that follows it on some path: those up to there see it. int64
+            [skip + num_tokens].
+        skip: how many of the first tokens entered the model as another piece; the piece has the rest.
     """
 
     depths: npt.NDArray[np.int64]
@@ -283,10 +283,6 @@ class Piece:
         self.write_slots = write_slots
         self.tail_len = tail_len
         self.branches = branches
-
-    @property
-    def end(self) -> int:
-        return self.start + len(self.token_ids)
 
     @property
     def path(self) -> list[RadixNode]:

@@ -56,7 +56,8 @@ class Surroundings:
 class Execution:
     """The programs of a job over one driver: ``start_rows``, ``prepare``, ``run``; or ``plan_rows`` alone.
 
-    A backend is loaded in another thread, from the first rows on; ``close`` waits for it.
+    A backend is loaded in another thread, from the first rows on; ``close`` waits for it. Until then the process looks
+    for garbage less often.
 
     Args:
         on_finished: takes every row as it ends, in no particular order, each once; may raise Stopped.

@@ -1,12 +1,12 @@
 """Triton kernels of attention over a work list.
 
-A *tile* is up to BLOCK_M (row, query head of one key/value head's group) pairs of one work, over all of the work's
-slots: flash attention (Dao et al. 2022) with the keys and values gathered by slot. It writes a *part* for each of its
-rows: a normalised output and the base-2 log-sum-exp of its scores. The first T parts are the output rows themselves;
-where a row has several parts, ``merge_parts_kernel`` puts them together there.
+A *tile* is up to BLOCK_M (row, query head of one key/value head's group) pairs of one work, over what of the work's
+slots its rows see: flash attention (Dao et al. 2022) with the keys and values gathered by slot. It writes a *part* for
+each of its rows: a normalised output and the base-2 log-sum-exp of its scores. The first T parts are the output rows
+themselves; where a row has several parts, ``merge_parts_kernel`` puts them together there.
 
 Shape suffixes: T flat tokens, Q query heads, K key/value heads, G = Q / K, D head size of keys, E of values, N slots,
-P parts, S listed slots of all works, B <= S those that not all rows of a work see, and what is listed among them.
+P parts, S listed slots of all works, B the first of them, of works whose rows do not all see the same.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
 NO_END = tl.constexpr((1 << 31) - 1)
+"""Behind every row."""
 HIDDEN = tl.constexpr(-1e30)
-"""The score of a slot that a row does not see. Every row sees some slot, in whose place it weighs nothing."""
+"""The score of a slot that a row does not see, where it surely sees another of the work: beside that one it weighs
+nothing. Finite, so that a block of which the row sees nothing needs no case of its own."""
 
 
 @triton.jit

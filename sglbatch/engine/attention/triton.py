@@ -59,7 +59,7 @@ class TritonAttention:
         ints: int32 tensors named as in ``batch_arrays``.
         num_parts: rows of the parts' buffer.
         group: query heads for each key/value head.
-        beside: run tiles at the same time.
+        beside: how wide tiles run beside the others; None: one height after the other.
     """
 
     def __init__(
@@ -150,6 +150,7 @@ class TritonAttention:
         num_tiles = len(tiles) // TILE_WIDTH
         if not num_tiles:
             return
+        assert kind.window is None or "kv_positions" in ints, "a window needs positions"
         K, D, E = k_NKD.shape[1], k_NKD.shape[2], v_NKD.shape[2]
         launch = tile_launch(height, max(D, E) * k_NKD.element_size(), q_TQD.device)
         attend_tiles[(K * num_tiles if in_turn is None else in_turn.num_programs,)](

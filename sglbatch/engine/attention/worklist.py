@@ -18,9 +18,8 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from sglbatch.engine.batch import NO_INTS, FlatBatch, TreeWork
+from sglbatch.engine.batch import NO_INTS, FlatBatch, Ints, TreeWork
 
-Ints = npt.NDArray[np.int64]
 Ints32 = npt.NDArray[np.int32]
 
 LONG_CONTEXT = 1024
@@ -29,21 +28,21 @@ TILE_FIELDS = ("index", "row", "num_rows", "slot", "num_whole", "skip", "num_slo
 """What a kernel reads of a tile, side by side: its place in its work, counted in tiles of its height; of the work the
 first row, how many rows, and the first listed slot; how many slots from there all the tile's rows see, how far from
 those the others are listed, and how many slots there are in all; the work's first part."""
-TILE_WIDTH = 8
-NO_POSITIONS = np.empty(0, dtype=np.int32)
+TILE_WIDTH = len(TILE_FIELDS)
 NO_TILE = -1
 """The index of a padding tile, which has nothing to do."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkList:
-    """int32 arrays; S slots, B of them at the beginning that not all rows of a work see, T rows, M rows to merge.
+    """int32 arrays; S slots, the first B of them of trees and causal works, T rows, M rows to merge.
 
     wide_tiles, middle_tiles, narrow_tiles: [number of tiles, TILE_WIDTH], see TILE_FIELDS.
     merge_rows: [M]; merge_first: [M + 1]; merge_parts: the parts of the i-th row to merge are
         merge_parts[merge_first[i] : merge_first[i + 1]].
     slots, kv_positions: [S]; positions: [T]. kv_positions is None where the batch has none.
-    seen_from, seen_until: [B], which rows of its work see a slot, where a tile does not count it among its whole ones.
+    seen_from, seen_until: [B], row i of its work sees a slot where seen_from <= i < seen_until; read where a tile does
+        not count the slot among those that all its rows see.
     num_parts: rows of the parts' buffer.
     """
 
@@ -90,9 +89,9 @@ def make_work_list(
             (narrow_pairs, narrow_work, np.zeros_like(narrow_work)),
         )
     )
-    for tiles in (wide, middle, narrow):  # the branches are listed between
-        tiles[tiles[:, 3] >= works.num_limited, 3] += branches.num_listed
-    limited, rest = slice(works.num_limited), slice(works.num_limited, None)
+    num_limited_works = len(batch.trees) + len(batch.causal)
+    for tiles, work in ((wide, wide_work), (middle, middle_work), (narrow, narrow_work)):
+        tiles[work >= num_limited_works, 3] += branches.num_listed  # the branches are listed before theirs
     return WorkList(
         wide_tiles=wide,
         middle_tiles=middle,
@@ -100,10 +99,10 @@ def make_work_list(
         merge_rows=_int32(merge_rows),
         merge_first=_int32(merge_first),
         merge_parts=_int32(merge_parts),
-        slots=_joined([works.slots[limited], *branches.slots, works.slots[rest]]),
-        kv_positions=_joined([works.positions[limited], *branches.positions, works.positions[rest]])
-        if batch.has_positions
-        else None,
+        slots=_with_branches(works.slots, branches.slots, works.num_limited),
+        kv_positions=None
+        if works.positions is None
+        else _with_branches(works.positions, branches.positions, works.num_limited),
         seen_from=_joined([works.seen_from, *branches.seen_from]),
         seen_until=_joined([works.seen_until, *branches.seen_until]),
         positions=_int32(batch.positions),
@@ -117,8 +116,8 @@ class _Works:
 
     row, num_rows, slot, num_slots: int64 [works]; of trees the slots that all rows see.
     is_causal: 0 or 1, int64 [works].
-    slots, positions: int32 [S].
-    seen_from, seen_until: int64 [num_limited], for the slots of trees and causal works, which come first.
+    slots, positions: int32 [S], without branches; positions is None where the batch has none.
+    seen_from, seen_until: int64 [num_limited], of the slots of trees and causal works.
     """
 
     row: Ints
@@ -127,12 +126,13 @@ class _Works:
     num_slots: Ints
     is_causal: Ints
     slots: Ints32
-    positions: Ints32
+    positions: Ints32 | None
     seen_from: Ints
     seen_until: Ints
 
     @property
     def num_limited(self) -> int:
+        """Slots, at the beginning, of works whose rows do not all see the same."""
         return len(self.seen_from)
 
 
@@ -199,6 +199,10 @@ def _joined(arrays: Sequence[Ints | Ints32]) -> Ints32:
     return np.concatenate(arrays, dtype=np.int32, casting="same_kind")
 
 
+def _with_branches(array: Ints32, branches: list[Ints], at: int) -> Ints32:
+    return _joined([array[:at], *branches, array[at:]]) if branches else array
+
+
 def _parts(works: _Works, total_rows: int, merge_all: bool) -> tuple[Ints, Ints, Ints, Ints, int]:
     """Each work's first part, the rows to merge with their parts, and how many parts there are."""
     row, num_rows = works.row, works.num_rows
@@ -260,7 +264,7 @@ def _list_works(batch: FlatBatch, few_rows: int) -> _Works:
         num_slots=num_slots_of_works,
         is_causal=is_causal,
         slots=_joined([*slots, single.slots]),
-        positions=_joined([*positions, single.positions]) if batch.has_positions else NO_POSITIONS,
+        positions=_joined([*positions, single.positions]) if batch.has_positions else None,
         seen_from=np.concatenate(seen_from),
         seen_until=np.concatenate(seen_until),
     )

@@ -53,8 +53,8 @@ class Followed(NamedTuple):
 
     Attributes:
         state: the one after it.
-        is_free: all of it is text of one free string.
-        free_len: bytes that it ends with of a free string, see ``Guide.free_text``.
+        is_free: all of it goes on with the free string that the text before it ends with, if it does.
+        free_len: bytes of a free string that it ends with, see ``Guide.free_text``.
     """
 
     state: int
@@ -83,19 +83,10 @@ class Forced:
         return self._tokens[state]
 
     def follow(self, state: int, run: tuple[int, ...]) -> Followed:
-        """Where the tokens lead from a state that allows them."""
+        """``follow`` of the guide, remembered."""
         key = state, run
         if key not in self._followed:
-            is_free, free_len = True, 0
-            for token in run:
-                state, data = self._guide.advance(state, token), self._guide.bytes_of(token)
-                if not self._guide.free_text(state):
-                    is_free, free_len = False, 0
-                elif b'"' in data:
-                    is_free, free_len = False, len(data)
-                else:
-                    free_len += len(data)
-            self._followed[key] = Followed(state, is_free, free_len)
+            self._followed[key] = follow(self._guide, state, run)
         return self._followed[key]
 
     def text(self, state: int) -> str:
@@ -140,6 +131,20 @@ class Forced:
         """A token is legal here that goes on behind the next ``num_bytes``."""
         ids = allowed_ids(self._guide.mask(state))
         return any(len(self._guide.bytes_of(i)) > num_bytes for i in ids.tolist())
+
+
+def follow(guide: Guide, state: int, run: tuple[int, ...]) -> Followed:
+    """Where tokens lead from a state that allows them."""
+    is_free, free_len = True, 0
+    for token in run:
+        state, data = guide.advance(state, token), guide.bytes_of(token)
+        if not guide.free_text(state):
+            is_free, free_len = False, 0
+        elif b'"' in data:
+            is_free, free_len = False, len(data)
+        else:
+            free_len += len(data)
+    return Followed(state, is_free, free_len)
 
 
 def forced_bytes(guide: Guide, state: int) -> bytes:

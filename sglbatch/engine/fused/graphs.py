@@ -122,7 +122,7 @@ class Captured:
         lens, offsets = bucket.lens, bucket.offsets
         self.buffer = torch.zeros(offsets["slots"] + lens["slots"], dtype=torch.int32, device=device)
         ints = {name: self.buffer[start : start + lens[name]] for name, start in offsets.items()}
-        for unused in ("seen_from", "seen_until"):
+        for unused in ("seen_from", "seen_until"):  # a decoding row sees all slots of its works
             ints[unused] = ints["slots"]
         ints["write_slots"].fill_(scratch_slot)
         for height in HEIGHTS:
