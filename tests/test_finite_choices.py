@@ -388,9 +388,11 @@ def test_full_reservation_holds_with_choices(smollm2_tokenizer: Tokenizer, num_s
     assert {i: r.output_ids for i, r in tight.items()} == {i: r.output_ids for i, r in ample.items()}
 
 
-def test_forced_runs_keep_to_the_budget(masks: TokenMasks, smollm2_tokenizer: Tokenizer) -> None:
+@pytest.mark.parametrize("end", ["[a-z]{3,9}", "(walking|walks|walk about|talking|talks|talk about)[.]"])
+def test_forced_runs_keep_to_the_budget(masks: TokenMasks, smollm2_tokenizer: Tokenizer, end: str) -> None:
+    """Alternatives that are scored behind them too."""
     forced = Constraint(
-        kind="regex", source="(yes|no): and this is what always has to follow, whatever came before it: [a-z]{3,9}"
+        kind="regex", source=f"(yes|no): and this is what always has to follow, whatever came before it: {end}"
     )
     requests = [request(i, [i + 1], forced, max_tokens=60) for i in range(9)]
     results, engine = run(smollm2_tokenizer, requests, num_slots=2000, max_batch_tokens=40, max_rows=64)

@@ -53,14 +53,14 @@ class WatchingRunner(StubRunner):
         return Watched(self.run(step, before))
 
 
-def make_engine(most_rows: int) -> tuple[LocalEngine, WatchingRunner]:
+def make_engine(most_rows: int, max_batch_tokens: int = 64) -> tuple[LocalEngine, WatchingRunner]:
     runner = WatchingRunner(2000, most_rows)
     engine = LocalEngine(
         runner,
         StubTokenizer(),  # type: ignore[arg-type]
         identity="stub",
         context_len=1000,
-        scheduler_config=SchedulerConfig(num_slots=2000, max_batch_tokens=64, max_rows=32),
+        scheduler_config=SchedulerConfig(num_slots=2000, max_batch_tokens=max_batch_tokens, max_rows=32),
         overlap=True,
     )
     return engine, runner
@@ -90,17 +90,12 @@ def test_few_rows_stay_together_and_many_are_cohorts(monkeypatch: pytest.MonkeyP
     assert {rows for rows, _ in runner.steps[1:-1]} == {4} and not any(ahead for _, ahead in runner.steps)
 
 
-def test_rows_that_run_ahead_keep_to_a_budget_that_has_shrunk() -> None:
-    engine, runner = make_engine(most_rows=8)
-    engine.submit([request(i, [1, i + 2], max_tokens=20, ignore_eos=True) for i in range(8)])
-    for _ in range(4):
-        engine.step()
-    assert runner.steps[-1] == (8, 8)
-    engine.scheduler.max_batch_tokens = 5
-    runner.steps.clear()
-    while engine.has_unfinished:
-        engine.step()
-    assert max(rows for rows, _ in runner.steps) == 5
+def test_rows_that_run_ahead_keep_to_the_budget() -> None:
+    requests = [request(i, [1, i + 2], max_tokens=20, ignore_eos=True) for i in range(8)]
+    engine, runner = make_engine(most_rows=8, max_batch_tokens=5)
+    results = run(engine, requests)
+    assert all(len(result.output_ids) == 20 for result in results.values())
+    assert any(ahead for _, ahead in runner.steps) and runner.max_tokens_in_step == 5
 
 
 @pytest.mark.parametrize("num_waiting", [1, 8])

@@ -228,15 +228,15 @@ class Scheduler:
 
     def _decode_rows(self, rows: list[Sequence], step: Step) -> None:
         """As many of the rows as a step's budget has room for, and one at least; their forced runs may be long."""
-        probe_budget = self.max_batch_tokens - step.num_tokens - len(rows)
-        for sequence in rows:
-            if step.num_tokens and step.num_tokens + sequence.num_to_feed > self.max_batch_tokens:
+        max_tokens = self.max_batch_tokens
+        for num_left, sequence in zip(range(len(rows) - 1, -1, -1), rows, strict=True):
+            if step.num_tokens and step.num_tokens + sequence.num_to_feed > max_tokens:
                 return
             if self._decode_one(sequence, step):
                 continue
             if sequence.node is not None and self._grow(sequence):  # else an earlier row made it pause
                 self._decode(sequence, step)
-                probe_budget -= self._probe(sequence, step, probe_budget)
+                self._probe(sequence, step, max_tokens - step.num_tokens - num_left)
 
     @staticmethod
     def _decode_one(sequence: Sequence, step: Step) -> bool:
@@ -278,16 +278,14 @@ class Scheduler:
             step.new_states.append(row)
         self._act(sequence, row, position + len(tokens) - 1, step)
 
-    def _probe(self, sequence: Sequence, step: Step, budget: int) -> int:
-        """Scores alternatives of the row's finite choice, as many as there is room for; returns how many tokens."""
+    def _probe(self, sequence: Sequence, step: Step, budget: int) -> None:
+        """Scores alternatives of the row's finite choice, as many as there is room for."""
         probe = sequence.probe
-        if probe is None or not probe.min_len or (budget <= 0 and step.pieces):
-            return 0
+        if probe is None or not probe.min_len or (budget < probe.min_len and step.pieces):
+            return
         budget = max(budget, probe.min_len)
         self._lend(sequence, min(budget, probe.num_waiting) - sequence.num_unused)
-        branches = probe.branches(min(budget, sequence.num_unused))
-        add_branches(step, sequence, branches)
-        return sum(len(branch.head) - branch.shared for branch in branches)
+        add_branches(step, sequence, probe.branches(min(budget, sequence.num_unused)))
 
     def _lend(self, sequence: Sequence, num: int) -> None:
         """Gives the row up to ``num`` more slots until the step has landed, of those that are free for anybody."""
