@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from sglbatch.errors import SglbatchError
+from sglbatch.job import commands
 from sglbatch.job.config import MaxFailures
 from sglbatch.job.manifest import Manifest
 from sglbatch.job.records import numbered_files
@@ -65,6 +67,18 @@ def test_rows_come_out_in_input_order_and_are_counted(world: World) -> None:
     assert world.output()[3]["thought"] == first
     assert len({answer for _, answer in values(world)}) > 10
     assert Report.load(world.paths.report) == report
+
+
+def test_garbage_is_collected_as_before_once_rows_have_run_or_been_planned(world: World) -> None:
+    before = gc.get_threshold()
+    world.questions(range(3))
+    commands.plan(world.config(output=None), save=None, as_json=False)
+    assert gc.get_threshold() == before
+    during = []
+    world.on_request = lambda _: during.append(gc.get_threshold())
+    world.run()
+    assert during and before not in during
+    assert gc.get_threshold() == before
 
 
 def test_a_finished_job_run_again_does_nothing(world: World) -> None:

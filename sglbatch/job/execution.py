@@ -96,7 +96,6 @@ class Execution:
         self._with_transcript = with_transcript
         self._live: dict[int, RowProgram] = {}
         self._gc_threshold = gc.get_threshold()
-        gc.set_threshold(COLLECT_AFTER, *self._gc_threshold[1:])
         self.notes: Counter[str] = Counter()
         """What had to be changed in rows' values to keep them, by kind."""
 
@@ -128,6 +127,7 @@ class Execution:
             SglbatchError: ``duplicate-id``; TemplateError; ConstraintError as ``check_constraints``; what loading the
                 backend raises.
         """
+        gc.set_threshold(COLLECT_AFTER, *self._gc_threshold[1:])
         for _ in self._started(rows):
             self._load_early()
             self._driver.park()
