@@ -75,6 +75,28 @@ def long_batch() -> FlatBatch:
     )
 
 
+def branches_alone(num_rows: int) -> FlatBatch:
+    """Alternatives right behind a prompt that they attend to together: a tree that has no trunk, and nothing else."""
+    tree = TreeWork(
+        q_start=0,
+        q_end=num_rows,
+        slots=40 + np.arange(num_rows),
+        positions=40 + np.arange(num_rows) % 2,
+        seen_from=np.arange(num_rows),
+        seen_until=np.arange(num_rows) + 2 - np.arange(num_rows) % 2,
+    )
+    ids = np.zeros(num_rows, dtype=np.int64)
+    return FlatBatch(
+        input_ids=ids,
+        positions=tree.positions,
+        write_slots=tree.slots,
+        shared=[SharedWork(q_start=0, q_end=num_rows, slots=np.arange(40), position=0)],
+        causal=[],
+        singles=SingleWork(rows=ids[:0], slots=ids[:0], positions=ids[:0], lens=ids[:0]),
+        trees=[tree],
+    )
+
+
 def relative_error(
     heads: tuple[int, int],
     sizes: tuple[int, int],
@@ -111,6 +133,14 @@ def test_equals_torch(heads: tuple[int, int], kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_whole_blocks_equal_torch(kind: str) -> None:
     error = relative_error((8, 2), (16, 24), KINDS[kind], torch.float32, has_sinks=False, batch=long_batch())
+    assert error < 1e-5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("num_rows", [4, 20, 60])
+def test_a_tree_without_a_trunk_equals_torch(num_rows: int, kind: str) -> None:
+    batch = branches_alone(num_rows)
+    error = relative_error((8, 2), (16, 24), KINDS[kind], torch.float32, has_sinks=False, batch=batch)
     assert error < 1e-5
 
 
