@@ -234,17 +234,19 @@ class Scheduler:
                 return
             if self._decode_one(sequence, step):
                 continue
-            if sequence.node is not None and self._grow(sequence):  # else an earlier row made it pause
+            is_here = sequence.node is not None and self._grow(sequence)  # else an earlier row made it pause
+            if is_here and not self._decode_one(sequence, step):
                 self._decode(sequence, step)
                 self._probe(sequence, step, max_tokens - step.num_tokens - num_left)
 
     @staticmethod
     def _decode_one(sequence: Sequence, step: Step) -> bool:
-        """What is done for most rows of most steps: one token is fed, and there is a slot for it. Else False."""
+        """The case of most rows, and of all in flight: one token is fed, and there is a slot for it. Else False."""
         tail_len = sequence.tail_len
         if sequence.probe is not None or tail_len >= len(sequence.tail_slots) or sequence.node is None:
             return False
         if sequence.num_in_flight:
+            assert sequence.num_to_feed == 1, "what is known is fed before what is not"
             tokens, source = [0], sequence.place
         else:
             tokens, source = sequence.output_ids[sequence.num_folded + tail_len :], None
@@ -258,20 +260,16 @@ class Scheduler:
         return True
 
     def _decode(self, sequence: Sequence, step: Step) -> None:
-        """Feeds what was sampled, or forced by a constraint, and not fed yet; or what is being sampled."""
+        """Feeds what was sampled, or forced by a constraint, and not fed yet."""
         tokens = sequence.output_ids[sequence.num_fed :]
         position = len(sequence.ids) + sequence.tail_len
-        source = None
-        if sequence.num_in_flight:
-            assert not tokens, "what is known is fed before what is not"
-            tokens, source = [0], sequence.place
-        elif not tokens:
+        if not tokens:
             if sequence.probe is None:  # its choice is made, and its tokens are drawn one a step
                 assert sequence.last_state is not None
                 self._act(sequence, sequence.last_state, position - 1, step)
             return
         sequence.tail_len += len(tokens)
-        piece = Piece(sequence, tokens, position, tail_len=sequence.tail_len, source=source)
+        piece = Piece(sequence, tokens, position, tail_len=sequence.tail_len)
         step.add(piece)
         row = StateRow(piece, len(tokens) - 1)
         if sequence.probe is not None:

@@ -226,13 +226,12 @@ def _parts(works: _Works, total_rows: int, merge_all: bool) -> tuple[Ints, Ints,
 
 def _list_works(batch: FlatBatch, few_rows: int) -> _Works:
     table: list[tuple[int, int, int, int, int]] = []
-    slots, positions, at = [NO_INTS], [NO_INTS], 0
+    slots, at = [NO_INTS], 0
     seen_from, seen_until = [NO_INTS], [NO_INTS]
     for tree in batch.trees:
         num_rows, num_slots = tree.q_end - tree.q_start, tree.trunk_len
         table.append((tree.q_start, num_rows, at, num_slots, 0))
         slots.append(tree.slots[:num_slots])
-        positions.append(tree.positions[:num_slots])
         seen_from.append(np.zeros(num_slots, dtype=np.int64))
         seen_until.append(np.full(num_slots, num_rows))
         at += num_slots
@@ -240,7 +239,6 @@ def _list_works(batch: FlatBatch, few_rows: int) -> _Works:
         num_rows, num_slots = causal.q_end - causal.q_start, len(causal.slots)
         table.append((causal.q_start, num_rows, at, num_slots, 1))
         slots.append(causal.slots)
-        positions.append(causal.positions)
         seen_from.append(np.arange(num_rows - num_slots, num_rows))
         seen_until.append(np.full(num_slots, num_rows))
         at += num_slots
@@ -250,7 +248,6 @@ def _list_works(batch: FlatBatch, few_rows: int) -> _Works:
         for begin in range(0, num_slots, step):
             table.append((shared.q_start, num_rows, at + begin, min(step, num_slots - begin), 0))
         slots.append(shared.slots)
-        positions.append(np.arange(shared.position, shared.position + num_slots))
         at += num_slots
     columns = np.array(table, dtype=np.int64).reshape(-1, 5).T
     single = batch.singles
@@ -264,7 +261,15 @@ def _list_works(batch: FlatBatch, few_rows: int) -> _Works:
         num_slots=num_slots_of_works,
         is_causal=is_causal,
         slots=_joined([*slots, single.slots]),
-        positions=_joined([*positions, single.positions]) if batch.has_positions else None,
+        positions=_positions(batch) if batch.has_positions else None,
         seen_from=np.concatenate(seen_from),
         seen_until=np.concatenate(seen_until),
     )
+
+
+def _positions(batch: FlatBatch) -> Ints32:
+    """Of the slots that ``_list_works`` lists, in their order."""
+    trees = [tree.positions[: tree.trunk_len] for tree in batch.trees]
+    causal = [work.positions for work in batch.causal]
+    shared = [np.arange(work.position, work.position + len(work.slots)) for work in batch.shared]
+    return _joined([*trees, *causal, *shared, batch.singles.positions])
