@@ -313,6 +313,7 @@ def main() -> None:
     start = time.perf_counter()
     module = random_model(args.shape, device)
     tokenizer = Tokenizer.load(args.tokenizer)
+    tokenizer.warm_up()  # a job tokenises beside the loading of its model
     config = module.config
     model = LocalModel(
         name=args.shape,

@@ -99,7 +99,7 @@ class RunEncoder:
             For each run int32 arrays to be joined. They may be shared between runs: copy, never write.
         """
         min_chars = self._min_chars * (LATER_SHARE if self.sharing.checked else 1)
-        if len(runs) >= self._min_runs and sum(len(run.text) for run in runs) >= min_chars and self._may_share():
+        if len(runs) >= self._min_runs and sum(len(run.text) for run in runs) >= min_chars and self.may_share():
             num_replaced_chars = self.num_replaced_chars
             parts = self._encode_shared(runs)
             self.sharing.num_calls += 1
@@ -141,7 +141,7 @@ class RunEncoder:
 
     # --- shared ---
 
-    def _may_share(self) -> bool:
+    def may_share(self) -> bool:
         """Whether cuts change nothing for this tokenizer: found out the first time it matters."""
         if not self.sharing.checked and not self.sharing.off_reason:
             self.sharing.checked = True

@@ -94,6 +94,10 @@ class Tokenizer:
         """
         return Tokenizer(TokenizerFiles(model_dir))
 
+    def warm_up(self) -> None:
+        """Finds out whether shared text may be tokenised once, for which the first large batch would stop."""
+        self._encoder.may_share()
+
     def encode_prompts(self, prompts: Sequence[Prompt]) -> list[TokenIds]:
         """Tokenises prompts in one batch: text that they share once, all of it in parallel.
 

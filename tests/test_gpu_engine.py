@@ -3,42 +3,41 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoModelForCausalLM
 
+from sglbatch.engine.attention.torch import AttentionKind
+from sglbatch.engine.batch import single_sequence
 from sglbatch.engine.engine import LocalEngine
 from sglbatch.engine.loader import load_engine
 from sglbatch.models import resolve_model
 from sglbatch.planner import make_plan
 from sglbatch.tokenizer import Tokenizer
-from sglbatch.types import Generate, Request, Text
+from sglbatch.types import Constraint, Generate, Request, Result, Text
+
+if TYPE_CHECKING:
+    from sglbatch.engine.attention.triton import TritonAttention
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
 ]
-SAMPLES = Path(__file__).resolve().parent.parent / "samples"
+ROOT = Path(__file__).resolve().parent.parent
+SAMPLES = ROOT / "samples"
 
-LEFT_BYTES = 128 << 20
-"""Of the device's memory, less than a whole step of the model needs in fp32 (300 MB), more than one of 128 rows with
-their logits (75 MB)."""
-
-
-@torch.inference_mode()
-def in_chunks(model: Any, ids: torch.Tensor, size: int) -> list[int]:
-    """transformers' next tokens for ids [1, T] where it computes so many at a time."""
-    tokens: list[int] = []
-    past = None
-    for begin in range(0, ids.shape[1], size):
-        output = model(ids[:, begin : begin + size], past_key_values=past, use_cache=True)
-        past = output.past_key_values
-        tokens += output.logits[0].argmax(dim=-1).tolist()
-    return tokens
+LARGE_STEP = 32_768
+LEFT_BYTES = 256 << 20
+"""Of the device's memory, much less than so large a step of the model needs in fp32 (800 MB), much more than one of 128
+rows with their logits (75 MB)."""
 
 
 def texts() -> list[str]:
@@ -49,30 +48,45 @@ def texts() -> list[str]:
     return [introduction * 3 + text for text in long]
 
 
-def load(dtype: Literal["float32", "bfloat16"], kv_tokens: int) -> tuple[LocalEngine, Tokenizer, Any]:
+@cache
+def load(
+    dtype: Literal["float32", "bfloat16"], max_batch_tokens: int | None = None
+) -> tuple[LocalEngine, Tokenizer, Any]:
+    """An engine that has nothing of earlier tests, its tokenizer, and transformers' model of the same type."""
     model = resolve_model("smollm2-135m")
     tokenizer = Tokenizer.load(model.path)
-    engine = load_engine(model, tokenizer, device="cuda", dtype=dtype, kv_tokens=kv_tokens, reserve="full")
-    reference = AutoModelForCausalLM.from_pretrained(model.path, dtype=getattr(torch, dtype)).cuda().eval()
-    return engine, tokenizer, reference
+    engine = load_engine(
+        model,
+        tokenizer,
+        device="cuda",
+        dtype=dtype,
+        kv_tokens=60_000,
+        max_batch_tokens=max_batch_tokens,
+        reserve="full",
+    )
+    return engine, tokenizer, reference_model(getattr(torch, dtype))
 
 
-def greedy(engine: LocalEngine, prompts: list[np.ndarray], max_tokens: int) -> list[tuple[int, ...]]:
-    operation = Generate(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+def run(engine: LocalEngine, prompts: list[np.ndarray], operation: Generate) -> dict[int, Result]:
     requests = [
         Request(request_id=i, program_id=i, prompt_ids=p, operation=operation, seed=i) for i, p in enumerate(prompts)
     ]
     engine.submit(requests)
-    results: dict[int, tuple[int, ...]] = {}
+    results: dict[int, Result] = {}
     while engine.has_unfinished:
-        results |= {r.request_id: r.output_ids for r in engine.step()}
+        results |= {r.request_id: r for r in engine.step()}
         engine.scheduler.check_integrity()
-    return [results[i] for i in range(len(prompts))]
+    return results
+
+
+def greedy(engine: LocalEngine, prompts: list[np.ndarray], max_tokens: int) -> list[tuple[int, ...]]:
+    results = run(engine, prompts, Generate(max_tokens=max_tokens, temperature=0.0, ignore_eos=True))
+    return [results[i].output_ids for i in range(len(prompts))]
 
 
 @torch.inference_mode()
 def test_fp32_greedy_equals_transformers() -> None:
-    engine, tokenizer, reference = load("float32", 20_000)
+    engine, tokenizer, reference = load("float32")
     prompts = tokenizer.encode_prompts([(Text(t[: 400 + 90 * i]),) for i, t in enumerate(texts())])
     prompts = [*prompts, *(p[:-7] for p in prompts), prompts[0]]
     num_ties = 0
@@ -90,34 +104,107 @@ def test_fp32_greedy_equals_transformers() -> None:
     assert num_ties <= 1
 
 
-@torch.inference_mode()
-def test_bf16_is_as_close_to_fp32_as_transformers_bf16_is() -> None:
-    """Teacher-forced next tokens on real texts.
+def documents() -> list[str]:
+    """Real text of many kinds that hardly repeats: what the repository holds, in pieces of 2,000 characters."""
+    files = [*sorted(SAMPLES.glob("*.jsonl")), *(ROOT / name for name in ("README.md", "LICENSE", "docs/language.md"))]
+    whole = [file.read_text() for file in files]
+    return [text[begin : begin + 2000] for text in whole for begin in range(0, len(text), 2000)]
 
-    In bf16 near-ties fall either way: transformers' own two attention implementations agree with each other on 98.2%
-    of these tokens and with fp32 on 96.8% and 97.1%. So ours is held to fp32, no worse than transformers.
+
+def reference_model(dtype: torch.dtype, attention: str = "sdpa") -> Any:
+    path = resolve_model("smollm2-135m").path
+    return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation=attention).cuda().eval()
+
+
+@torch.inference_mode()
+def test_bf16_is_as_close_to_transformers_as_its_two_attentions_are_to_each_other() -> None:
+    """Teacher-forced next tokens.
+
+    In bf16 4% of the reference's largest logits are shared by two tokens, and other roundings of attention's sums flip
+    1% of the others: transformers' "eager" agrees with its "sdpa" on 97.6% of these tokens.
     """
-    engine, tokenizer, bf16 = load("bfloat16", 60_000)
-    fp32 = AutoModelForCausalLM.from_pretrained(resolve_model("smollm2-135m").path, dtype=torch.float32).cuda().eval()
-    ours_same = bf16_same = between = chunked_same = total = 0
-    for prompt in tokenizer.encode_prompts([(Text(t),) for t in texts()]):
+    engine, tokenizer, bf16 = load("bfloat16")
+    fp32, eager = reference_model(torch.float32), reference_model(torch.bfloat16, "eager")
+    same: Counter[str] = Counter()
+    total = 0
+    for prompt in tokenizer.encode_prompts([(Text(t),) for t in documents()]):
         ids = torch.from_numpy(prompt.astype(np.int64))[None].cuda()
-        exact, theirs = (m(ids).logits[0].argmax(dim=-1).tolist() for m in (fp32, bf16))
-        ours = [a[0] for a in greedy(engine, [prompt[: n + 1] for n in range(len(prompt))], 1)]
-        ours_same += sum(a == b for a, b in zip(ours, exact, strict=True))
-        bf16_same += sum(a == b for a, b in zip(theirs, exact, strict=True))
-        between += sum(a == b for a, b in zip(ours, theirs, strict=True))
-        chunked_same += sum(a == b for a, b in zip(in_chunks(bf16, ids, 64), theirs, strict=True))
+        logits_TV = bf16(ids).logits[0]
+        theirs, exact, others = (m.argmax(dim=-1) for m in (logits_TV, fp32(ids).logits[0], eager(ids).logits[0]))
+        ours = torch.tensor([a[0] for a in greedy(engine, [prompt[: n + 1] for n in range(len(prompt))], 1)]).cuda()
+        at_ours = logits_TV.gather(1, ours[:, None])[:, 0]
+        for name, equal in (
+            ("ours/bf16", ours == theirs),
+            ("ours/bf16 or tied", at_ours == logits_TV.amax(dim=-1)),
+            ("ours/fp32", ours == exact),
+            ("eager/bf16", others == theirs),
+            ("bf16/fp32", theirs == exact),
+        ):
+            same[name] += int(equal.sum())
         total += len(prompt)
-    shares = {"ours/fp32": ours_same, "bf16/fp32": bf16_same, "ours/bf16": between, "bf16 in chunks/bf16": chunked_same}
-    print("agreement", {name: round(same / total, 4) for name, same in shares.items()})
-    assert ours_same >= bf16_same - 0.01 * total
-    assert between / total >= 0.95
+    shares = {name: count / total for name, count in same.items()}
+    print("agreement", total, {name: round(share, 4) for name, share in shares.items()})
+    assert shares["ours/bf16"] >= shares["eager/bf16"] - 0.005
+    assert shares["ours/bf16 or tied"] >= 0.98
+    assert shares["ours/fp32"] >= shares["bf16/fp32"] - 0.005
+
+
+class SdpaAttention:
+    """torch's own attention of one sequence, in the place of the kernels'."""
+
+    def __init__(self, attention: TritonAttention) -> None:
+        self.write_slots_T = attention.write_slots_T
+
+    def __call__(self, q_TQD: torch.Tensor, k_NKD: torch.Tensor, v_NKD: torch.Tensor, kind: AttentionKind) -> Any:
+        T, Q, _ = q_TQD.shape
+        repeats = Q // k_NKD.shape[1]
+        q, k, v = (
+            x.transpose(0, 1)[None]
+            for x in (q_TQD, k_NKD[:T].repeat_interleave(repeats, 1), v_NKD[:T].repeat_interleave(repeats, 1))
+        )
+        out = scaled_dot_product_attention(q, k, v, is_causal=True, scale=kind.scaling)
+        return out[0].transpose(0, 1).contiguous()
+
+
+@torch.inference_mode()
+def test_all_but_attention_and_norms_equals_transformers_bit_by_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With torch's attention and the model's own norms, which sum in another order, no logit of bf16 differs."""
+    engine, tokenizer, bf16 = load("bfloat16")
+    runner: Any = engine._runner
+
+    def own_norm(x_TH: torch.Tensor, residual_TH: torch.Tensor | None, norm: Any) -> tuple[Any, Any]:
+        total_TH = x_TH if residual_TH is None else residual_TH + x_TH
+        return norm(total_TH), total_TH
+
+    monkeypatch.setattr("sglbatch.engine.fused.body.add_rms_norm", own_norm)
+    for prompt in tokenizer.encode_prompts([(Text(t),) for t in documents()[:8]]):
+        batch = single_sequence(prompt.astype(np.int64))
+        attention = runner._triton_attention(batch, range(len(prompt)))
+        states_TH = runner._fused(attention.input_ids_T, attention.positions_T, SdpaAttention(attention), None)
+        ids = torch.from_numpy(prompt.astype(np.int64))[None].cuda()
+        assert torch.equal(runner._logits(states_TH), bf16(ids).logits[0])
+
+
+@torch.inference_mode()
+def test_forced_runs_equal_tokens_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps with runs of tokens are replayed from graphs too."""
+    engine, tokenizer, _ = load("float32")
+    pattern = r'\{"name": "[a-z]{1,12}", "kind": "(essay|review|letter)", "number_of_words": [0-9]{1,4}\}'
+    operation = Generate(max_tokens=60, temperature=0.0, constraint=Constraint(kind="regex", source=pattern))
+    prompts = tokenizer.encode_prompts([(Text(f"{t[: 200 + 10 * i]}\nAs JSON: "),) for t in texts() for i in range(20)])
+    found = []
+    for jump_forward in (True, False):
+        monkeypatch.setattr(engine, "jump_forward", jump_forward)
+        results = run(engine, prompts, operation)
+        assert all(re.fullmatch(pattern, r.text) for r in results.values())
+        found.append([results[i].text for i in range(len(prompts))])
+    assert engine.num_jumped_tokens > 0
+    assert sum(a == b for a, b in zip(*found, strict=True)) >= 0.97 * len(prompts), "other sums, the same texts"
 
 
 def test_a_step_that_does_not_fit_the_device_is_run_in_smaller_ones() -> None:
-    engine, tokenizer, _ = load("float32", 60_000)
-    prompts = tokenizer.encode_prompts([(Text(f"{i} {t}"),) for t in texts() for i in range(12)])
+    engine, tokenizer, _ = load("float32", LARGE_STEP)
+    prompts = tokenizer.encode_prompts([(Text(f"{i} {t}"),) for t in texts() for i in range(50)])
     before = greedy(engine, prompts, 3)
     assert engine.stats().out_of_memory == 0
     torch.cuda.empty_cache()

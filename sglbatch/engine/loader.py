@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -14,6 +15,7 @@ from transformers.utils import logging as transformers_logging
 
 from sglbatch.engine.engine import LocalEngine
 from sglbatch.engine.model_runner import ATTENTION_NAME, ModelRunner
+from sglbatch.engine.rehearsal import rehearse
 from sglbatch.engine.scheduler import SchedulerConfig
 from sglbatch.errors import ModelError
 from sglbatch.models import LocalModel
@@ -100,9 +102,6 @@ def make_engine(
             f"{num_slots} KV tokens need {num_slots * runner.bytes_per_slot / 2**30:.1f} GiB of memory",
             hint="give a smaller --kv-tokens",
         ) from error
-    if on_gpu:
-        runner.fuse()
-        runner.warm_up(max_batch_tokens)
     config = SchedulerConfig(
         num_slots=num_slots,
         max_batch_tokens=max_batch_tokens,
@@ -110,7 +109,8 @@ def make_engine(
         reserve=reserve,
         retain=retain,
     )
-    return LocalEngine(
+    new_engine = partial(
+        LocalEngine,
         runner,
         tokenizer,
         identity=model.identity,
@@ -118,6 +118,11 @@ def make_engine(
         scheduler_config=config,
         overlap=on_gpu,
     )
+    if on_gpu:
+        runner.fuse()
+        runner.warm_up(max_batch_tokens)
+        rehearse(new_engine())
+    return new_engine()
 
 
 def choose_device(device: Literal["auto", "cpu", "cuda"]) -> torch.device:

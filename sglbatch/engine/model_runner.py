@@ -213,7 +213,7 @@ class ModelRunner:
         try:
             states_RH = self._forward(largest, range(max_batch_tokens))
             for num_rows in range(min(MAX_LOGIT_ROWS[self.device.type], len(states_RH)), 0, -ROW_STEP):
-                self._logits(states_RH[:num_rows])
+                self._logits(states_RH[:num_rows]).float()
         except torch.OutOfMemoryError:
             pass  # such steps will be run in passes
         reserve_pinned()
@@ -334,7 +334,7 @@ class ModelRunner:
         return 0 if self.device.type == "cpu" else rounded_up(num_rows) - num_rows
 
     def _logits(self, states_RH: torch.Tensor) -> torch.Tensor:
-        """fp32 logits [R, V] through the model's own head."""
+        """Logits [R, V] through the model's own head, in its type."""
         num_rows = len(states_RH)
         missing = self._num_missing(num_rows)
         padded_RH = pad(states_RH, (0, 0, 0, missing)) if missing else states_RH
@@ -344,8 +344,8 @@ class ModelRunner:
             output = self._model(input_ids=dummy, use_cache=False)
         finally:
             self.body.states_1RH = None
-        logits: torch.Tensor = output.logits[0, :num_rows, : self._vocab_size]
-        return logits.float()
+        logits_RV: torch.Tensor = output.logits[0, :num_rows, : self._vocab_size]
+        return logits_RV
 
 
 def _one_of_each(*, scratch_slot: int) -> FlatBatch:

@@ -72,7 +72,7 @@ class Drawn:
 def draw(logits_RV: torch.Tensor, samplings: Sequence[Sampling]) -> list[int | Drawn]:
     """One token a row, with log-probabilities where the row asks for them. ``logits_RV`` as for ``sample``."""
     asked = [i for i, s in enumerate(samplings) if s.num_top_logprobs is not None]
-    logprobs = dict(zip(asked, torch.log_softmax(logits_RV[asked], dim=-1), strict=True)) if asked else {}
+    logprobs = dict(zip(asked, torch.log_softmax(logits_RV[asked].float(), dim=-1), strict=True)) if asked else {}
     drawn: list[int | Drawn] = list(sample(logits_RV, samplings))
     for i, logprobs_V in logprobs.items():
         token_id, num_top = drawn[i], samplings[i].num_top_logprobs
@@ -84,7 +84,7 @@ def draw(logits_RV: torch.Tensor, samplings: Sequence[Sampling]) -> list[int | D
 
 
 def sample(logits_RV: torch.Tensor, samplings: Sequence[Sampling]) -> list[int]:
-    """One token a row. ``logits_RV`` is fp32 and may be changed."""
+    """One token a row. ``logits_RV``, of any type, may be changed."""
     tokens: list[int] = sample_tokens(logits_RV, samplings).tolist()
     return tokens
 
@@ -93,6 +93,7 @@ def sample_tokens(logits_RV: torch.Tensor, samplings: Sequence[Sampling]) -> tor
     """As ``sample``, int64 [R] on the logits' device."""
     if all(s is GREEDY for s in samplings):
         return logits_RV.argmax(dim=-1)
+    logits_RV = logits_RV.float()
     for i, sampling in enumerate(samplings):
         if sampling.penalties or sampling.banned:
             _adjust(logits_RV[i], sampling)

@@ -67,6 +67,9 @@ class TextBuffer:
 
     def result(self) -> tuple[str, tuple[int, ...], str]:
         """The text, the ids that lie wholly inside it, and the rest of the text after them."""
+        if self.never_stops:
+            data = b"".join([self._token_bytes[token_id] for token_id in self._ids])
+            return data.decode("utf-8", "replace"), tuple(self._ids), ""
         self._spell()
         num_whole = sum(1 for end in self._ends if end <= len(self._data))
         end = self._ends[num_whole - 1] if num_whole else 0

@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 _ENCODE_PROMPTS = 4096
 """Prompts tokenised at a time, which bounds the text held twice."""
 
+WAKE_TOKENS: Final = 4096
+"""Programs with longer prompts wait for their answers asleep: awake, each holds its text."""
+
 _BEHIND_THE_PLAN: Final = 1 << 40
 """The first plan position of calls that follow none of the plan."""
 
@@ -256,6 +259,11 @@ class Driver:
                 call.position = int(position)
         self.calls_made += len(calls)
         self._backend.submit([self._request(call) for call in calls])
+        if isinstance(self._backend, RunsSlabs):  # which has few requests at a time, and computes beside this
+            for call in calls:
+                if len(call.prompt_ids) <= WAKE_TOKENS:
+                    for program in filter(None, map(self._programs.get, call.program_ids)):
+                        program.wake()
 
     def step(self) -> list[RowProgram]:
         """One step of the backend, and everything that follows from its results.

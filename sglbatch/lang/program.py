@@ -176,6 +176,9 @@ class Program:
         assert self.done and self.state is not None, "the program has not ended, or does not keep its state"
         return self.state
 
+    def wake(self) -> None:
+        """Do now what the first answer would wait for, unless that takes a greenlet."""
+
     def park(self) -> None:
         """Give up the function's run and the streams; the next answer runs the function again from its start.
 

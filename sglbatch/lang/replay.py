@@ -118,6 +118,14 @@ class Replay:
             self._program.park_before_start(self._environment, self._guard, asked)
         self._program.deliver(path, answer, position)
 
+    def wake(self) -> None:
+        """See ``Program.wake``."""
+        if self._program is not None or self._script.stopped is not None:
+            return
+        program = self._started()
+        if program.script is None:  # this row is none of the script's after all
+            program.park()
+
     def park(self) -> None:
         """See ``Program.park``."""
         if self._program is not None and not self._program.parked:
@@ -129,14 +137,19 @@ class Replay:
             program.script = (self._script, self._holes)
         return program
 
+    def _started(self) -> Program:
+        """The program, started, while the row stands at its opening's calls."""
+        self._program = program = self._made(on_script=True)
+        program.start(self._environment, self._guard)
+        self._asked = {call.path: call for call in program.take_calls()}
+        return program
+
     def _texts_of(self, path: CallPath) -> Callable[[], TextCall]:
         """The call as text, which needs what follows it in the program: so that is started."""
 
         def as_text() -> TextCall:
             if self._program is None:
-                self._program = self._made(on_script=True)
-                self._program.start(self._environment, self._guard)
-                self._asked = {call.path: call for call in self._program.take_calls()}
+                self._started()
             call = self._asked[path]
             assert isinstance(call, ModelCall), "a script makes no outside calls"
             return call.as_text()

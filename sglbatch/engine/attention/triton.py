@@ -28,6 +28,8 @@ MIDDLE_PAIRS: Final = 64
 WIDE_LAUNCH: Final = {"BLOCK_N": 64, "num_warps": 8, "num_stages": 2}
 MIDDLE_LAUNCH: Final = {"BLOCK_N": 64, "num_warps": 4, "num_stages": 3}
 NARROW_LAUNCH: Final = {"BLOCK_N": 32, "num_warps": 1, "num_stages": 6}
+MIDDLE_PROGRAMS: Final = 2
+"""For each multiprocessor, where middle tiles are taken in turn."""
 HEAD_BYTES: Final = 256
 """The largest head for which two wide tiles are worked on at a time on a multiprocessor; of larger ones fewer slots are
 loaded at once."""
@@ -41,7 +43,7 @@ class Beside:
 
     Multiprocessors take a kernel's programs before those of a kernel that was launched later. So wide tiles are
     launched first, as one program for each multiprocessor that takes its tiles one after another, and the other heights
-    find room.
+    find room. Middle tiles are taken in turn too: a captured step has room for many more than most steps have.
 
     Attributes:
         stream: for the other heights; None: they follow.
@@ -106,10 +108,11 @@ class TritonAttention:
         other = None if beside is None else beside.stream
         if other is not None:
             other.wait_stream(torch.cuda.current_stream())
-        self._attend_tiles("wide", q_TQD, pool, kind, parts_PQE, in_turn=beside)
+        num_programs = 0 if beside is None else beside.num_programs
+        self._attend_tiles("wide", q_TQD, pool, kind, parts_PQE, num_in_turn=num_programs)
         with torch.cuda.stream(other):
             self._attend_tiles("narrow", q_TQD, pool, kind, parts_PQE)
-            self._attend_tiles("middle", q_TQD, pool, kind, parts_PQE)
+            self._attend_tiles("middle", q_TQD, pool, kind, parts_PQE, num_in_turn=num_programs * MIDDLE_PROGRAMS)
         if other is not None:
             torch.cuda.current_stream().wait_stream(other)
         self._merge(parts_PQE, sinks_Q)
@@ -143,8 +146,9 @@ class TritonAttention:
         kind: AttentionKind,
         parts_PQE: torch.Tensor,
         *,
-        in_turn: Beside | None = None,
+        num_in_turn: int = 0,
     ) -> None:
+        """Launches one height; ``num_in_turn`` programs take its tiles in turn, or each has one of its own (0)."""
         k_NKD, v_NKD = pool
         ints, tiles = self._ints, self._ints[f"{height}_tiles"]
         num_tiles = len(tiles) // TILE_WIDTH
@@ -153,14 +157,14 @@ class TritonAttention:
         assert kind.window is None or "kv_positions" in ints, "a window needs positions"
         K, D, E = k_NKD.shape[1], k_NKD.shape[2], v_NKD.shape[2]
         launch = tile_launch(height, max(D, E) * k_NKD.element_size(), q_TQD.device)
-        attend_tiles[(K * num_tiles if in_turn is None else in_turn.num_programs,)](
+        attend_tiles[(num_in_turn or K * num_tiles,)](
             q_TQD,
             k_NKD,
             v_NKD,
             parts_PQE,
             self._lse,
             tiles,
-            ints["num_wide"],
+            ints[f"num_{height}"],
             ints["slots"],
             ints.get("kv_positions", ints["slots"]),
             ints["seen_from"],
@@ -180,7 +184,7 @@ class TritonAttention:
             HAS_SOFTCAP=kind.softcap is not None,
             HAS_WINDOW=kind.window is not None,
             TILE_WIDTH=TILE_WIDTH,
-            IN_TURN=in_turn is not None,
+            IN_TURN=num_in_turn > 0,
             **launch,
         )
 
@@ -210,9 +214,10 @@ def list_works(batch: FlatBatch, *, group: int, merge_all: bool = False) -> Work
 def batch_arrays(batch: FlatBatch, works: WorkList, rows: Sequence[int]) -> dict[str, Ints32]:
     """All that a step's kernels read, by name."""
     arrays = {name: getattr(works, name) for name in WORK_ARRAYS}
+    num_tiles = {f"num_{height}": np.array([len(arrays[f"{height}_tiles"])], dtype=np.int32) for height in HEIGHTS}
     return {name: array.ravel() for name, array in arrays.items() if array is not None} | {
         "input_ids": batch.input_ids.astype(np.int32),
         "write_slots": batch.write_slots.astype(np.int32),
         "rows": np.array(rows, dtype=np.int32),
-        "num_wide": np.array([len(works.wide_tiles)], dtype=np.int32),
+        **num_tiles,
     }

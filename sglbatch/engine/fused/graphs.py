@@ -54,7 +54,7 @@ class Bucket:
             "positions": rows,
             "write_slots": rows,
             "rows": rows,
-            "num_wide": 1,
+            **{f"num_{height}": 1 for height in HEIGHTS},
             "wide_tiles": wide * TILE_WIDTH,
             "middle_tiles": self.num_shared * TILE_WIDTH,
             "narrow_tiles": narrow * TILE_WIDTH,
