@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("triton", reason="triton has no build for this platform")
 
-from sglbatch.engine.attention.triton import HEIGHTS, batch_arrays, list_works
+from sglbatch.engine.attention.torch import AttentionKind, TorchAttention
+from sglbatch.engine.attention.triton import HEIGHTS, Beside, TritonAttention, batch_arrays, list_works
 from sglbatch.engine.attention.worklist import NO_TILE, TILE_WIDTH
-from sglbatch.engine.batch import FlatBatch, SharedWork, SingleWork
-from sglbatch.engine.fused.graphs import Bucket
+from sglbatch.engine.batch import CausalWork, FlatBatch, SharedWork, SingleWork
+from sglbatch.engine.fused.graphs import SEEN, Bucket, Buffers
+from tests.test_attention_torch import NUM_SLOTS, mixed_batch
+from tests.test_attention_triton import DEVICE, branches_alone, long_batch
 
 SCRATCH = 9999
 
@@ -44,7 +50,7 @@ def test_padding_changes_nothing(num_rows: int, num_shared: int) -> None:
     assert buffer is not None
     ints = views(bucket, buffer)
     for name, array in arrays.items():
-        if name not in ("kv_positions", "seen_from", "seen_until"):  # what no decode step reads
+        if name not in ("kv_positions", *SEEN):  # what no graph reads, and what lies in arrays of its own
             assert ints[name][: len(array)].tolist() == array.tolist(), name
     assert (ints["write_slots"][num_rows:] == SCRATCH).all(), "padding rows must not write into anybody's slots"
     for height in HEIGHTS:
@@ -61,3 +67,35 @@ def test_what_does_not_fit_is_left_to_the_eager_path(num_rows: int, num_shared: 
     batch = decode_batch(num_rows, num_shared)
     works = list_works(batch, group=4)
     assert Bucket(128, 4).fill(batch_arrays(batch, works, range(num_rows)), works.num_parts, SCRATCH) is None
+
+
+@pytest.mark.parametrize("make", [long_batch, lambda: mixed_batch(seed=3), lambda: branches_alone(20)])
+def test_steps_with_runs_and_trees_are_read_from_the_buffers_as_they_are(make: Callable[[], FlatBatch]) -> None:
+    buffers = Buffers(Bucket(256, 3), DEVICE, NUM_SLOTS)
+    kind = AttentionKind(scaling=0.2)
+    torch.manual_seed(0)
+    q = torch.randn(256, 6, 16, device=DEVICE)
+    k, v = torch.randn(2, NUM_SLOTS + 1, 2, 16, device=DEVICE)
+    attention = TritonAttention(buffers.ints, num_parts=buffers.bucket.num_parts, group=3, beside=Beside(None, 4))
+    for batch in (long_batch(), make()):  # the second finds what the first has left
+        works = list_works(batch, group=3)
+        assert buffers.put(batch_arrays(batch, works, range(len(batch.input_ids))), works.num_parts)
+        num_rows = len(batch.input_ids)
+        expected = TorchAttention(batch, DEVICE)(q[:num_rows], k, v, kind)
+        assert torch.allclose(attention(q, k, v, kind)[:num_rows], expected, atol=1e-5)
+
+
+def test_more_limited_slots_than_there_is_room_for_are_left_to_the_eager_path() -> None:
+    bucket = Bucket(128, 4)
+    slots = np.arange(bucket.num_limited + 1)
+    none = slots[:0]
+    batch = FlatBatch(
+        input_ids=slots[:1],
+        positions=slots[-1:],
+        write_slots=slots[:1],
+        shared=[],
+        causal=[CausalWork(q_start=0, q_end=1, slots=slots, positions=slots)],
+        singles=SingleWork(rows=none, slots=none, positions=none, lens=none),
+    )
+    works = list_works(batch, group=4)
+    assert not Buffers(bucket, DEVICE, SCRATCH).put(batch_arrays(batch, works, [0]), works.num_parts)

@@ -32,7 +32,7 @@ from sglbatch.engine.transfer import reserve_pinned, to_device
 if TYPE_CHECKING:
     from sglbatch.engine.attention.triton import TritonAttention
     from sglbatch.engine.fused.body import FusedBody
-    from sglbatch.engine.fused.graphs import DecodeGraphs
+    from sglbatch.engine.fused.graphs import StepGraphs
     from sglbatch.engine.passes import Pending as InFlight
 
 ATTENTION_NAME = "sglbatch"
@@ -135,7 +135,7 @@ class ModelRunner:
         setattr(parent, name, self.body)
         self._kernels = kernels
         self._fused: FusedBody | None = None
-        self._graphs: DecodeGraphs | None = None
+        self._graphs: StepGraphs | None = None
 
     def probe(self) -> list[int]:
         """Runs two tokens to learn each layer's head shapes; returns the layers that called our attention."""
@@ -190,10 +190,10 @@ class ModelRunner:
         assert worst < limit, f"a fused layer differs from the model's own by {worst:.1e}"
         self._fused = fused
         if self.device.type == "cuda":
-            from sglbatch.engine.fused.graphs import DecodeGraphs
+            from sglbatch.engine.fused.graphs import StepGraphs
 
             scratch = len(next(iter(self._pools.values())).k_NKD) - 1
-            self._graphs = DecodeGraphs(fused, group=self._group, device=self.device, scratch_slot=scratch)
+            self._graphs = StepGraphs(fused, group=self._group, device=self.device, scratch_slot=scratch)
 
     @torch.inference_mode()
     def warm_up(self, max_batch_tokens: int) -> None:

@@ -1,8 +1,8 @@
-"""Captured forward passes of decoding rows.
+"""Captured forward passes of small steps: decoding rows, and runs of tokens.
 
-A step of decoding rows is a few hundred kernel launches, which take the CPU longer than small steps take the GPU. A
-CUDA graph replays them with one call. All that changes from step to step lies in integer buffers of fixed size, so one
-graph serves every step of its *bucket* (rows, rounded up): missing rows, works and tiles are padded with empty ones.
+A step is a few hundred kernel launches, which take the CPU longer than small steps take the GPU. A CUDA graph replays
+them with one call. All that changes from step to step lies in integer buffers of fixed size, so one graph serves every
+step of its *bucket* (rows, rounded up): missing rows, works and tiles are padded with empty ones.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from sglbatch.engine.transfer import ALIGN, to_device
 MAX_ROWS = 2048
 SLOTS_FOR_ROW = 2048
 """Listed slots for which a graph has room, for each of its rows."""
+LIMITED_FOR_ROW = 256
+"""Of these, slots of works whose rows do not all see the same."""
+SEEN = ("seen_from", "seen_until")
 MIN_SHARE_OF_ROWS = 0.75
 """Of the rows that could decode, how many a step takes at least, however badly they fill the device."""
 
@@ -70,6 +73,11 @@ class Bucket:
         return self.num_rows // 2 + 32
 
     @property
+    def num_limited(self) -> int:
+        """Slots that not all rows of a work see, for which there is room."""
+        return self.num_rows * LIMITED_FOR_ROW
+
+    @property
     def num_parts(self) -> int:
         """The rows' outputs, and for each row its own part and those of four levels of nodes."""
         return 6 * self.num_rows + 1
@@ -78,6 +86,8 @@ class Bucket:
         """The buffer's contents up to the last used slot, or None where the step does not fit."""
         lens = self.lens
         if num_parts >= self.num_parts or any(len(arrays[name]) > n for name, n in lens.items()):
+            return None
+        if len(arrays["seen_from"]) > self.num_limited:
             return None
         padding = {
             "write_slots": scratch_slot,
@@ -105,31 +115,47 @@ class Bucket:
         return offsets
 
 
+class Buffers:
+    """What a bucket's graph reads of a step, on the device; at first a step without work.
+
+    Attributes:
+        ints: the arrays by name, see ``TritonAttention``.
+    """
+
+    def __init__(self, bucket: Bucket, device: torch.device, scratch_slot: int) -> None:
+        self.bucket = bucket
+        self._scratch_slot = scratch_slot
+        lens, offsets = bucket.lens, bucket.offsets
+        self._packed = torch.zeros(offsets["slots"] + lens["slots"], dtype=torch.int32, device=device)
+        self._seen = torch.zeros(len(SEEN), bucket.num_limited, dtype=torch.int32, device=device)
+        self.ints = {name: self._packed[start : start + lens[name]] for name, start in offsets.items()}
+        self.ints |= dict(zip(SEEN, self._seen, strict=True))
+        self.ints["write_slots"].fill_(scratch_slot)
+        for height in HEIGHTS:
+            self.ints[f"{height}_tiles"].fill_(NO_TILE)
+        self.ints["merge_rows"].fill_(bucket.num_parts - 1)
+
+    def put(self, arrays: dict[str, Ints32], num_parts: int) -> bool:
+        """Copies a step's arrays to the device; False where it does not fit."""
+        contents = self.bucket.fill(arrays, num_parts, self._scratch_slot)
+        if contents is None:
+            return False
+        self._packed[: len(contents)].copy_(to_device(contents, self._packed.device))
+        num_limited = len(arrays[SEEN[0]])
+        if num_limited:
+            seen = np.stack([arrays[name] for name in SEEN])
+            self._seen[:, :num_limited].copy_(to_device(seen, self._seen.device))
+        return True
+
+
 class Captured:
     """One bucket's graph with its buffers."""
 
-    def __init__(
-        self,
-        bucket: Bucket,
-        body: FusedBody,
-        *,
-        device: torch.device,
-        scratch_slot: int,
-        beside: Beside,
-        pool: Any,
-    ) -> None:
-        self.bucket = bucket
-        lens, offsets = bucket.lens, bucket.offsets
-        self.buffer = torch.zeros(offsets["slots"] + lens["slots"], dtype=torch.int32, device=device)
-        ints = {name: self.buffer[start : start + lens[name]] for name, start in offsets.items()}
-        for unused in ("seen_from", "seen_until"):  # a decoding row sees all slots of its works
-            ints[unused] = ints["slots"]
-        ints["write_slots"].fill_(scratch_slot)
-        for height in HEIGHTS:
-            ints[f"{height}_tiles"].fill_(NO_TILE)
-        ints["merge_rows"].fill_(bucket.num_parts - 1)
+    def __init__(self, buffers: Buffers, body: FusedBody, *, beside: Beside, pool: Any) -> None:
+        self.buffers = buffers
+        bucket = buffers.bucket
         self.attention = attention = TritonAttention(
-            ints, num_parts=bucket.num_parts, group=bucket.group, beside=beside
+            buffers.ints, num_parts=bucket.num_parts, group=bucket.group, beside=beside
         )
         body(attention.input_ids_T, attention.positions_T, attention, None)  # compiles the kernels
         torch.cuda.synchronize()
@@ -138,7 +164,7 @@ class Captured:
             self.states_RH = body(attention.input_ids_T, attention.positions_T, attention, None)
 
 
-class DecodeGraphs:
+class StepGraphs:
     """Graphs by bucket, captured when first needed."""
 
     def __init__(self, body: FusedBody, *, group: int, device: torch.device, scratch_slot: int) -> None:
@@ -181,14 +207,9 @@ class DecodeGraphs:
     def _capture(self, num_rows: int) -> Captured:
         captured = self._captured.get(num_rows)
         if captured is None:
-            captured = self._captured[num_rows] = Captured(
-                Bucket(num_rows, self._group),
-                self._body,
-                device=self._device,
-                scratch_slot=self._scratch_slot,
-                beside=self._beside,
-                pool=self._pool,
-            )
+            buffers = Buffers(Bucket(num_rows, self._group), self._device, self._scratch_slot)
+            captured = Captured(buffers, self._body, beside=self._beside, pool=self._pool)
+            self._captured[num_rows] = captured
         return captured
 
     @cached_property
@@ -199,15 +220,12 @@ class DecodeGraphs:
     def run(self, batch: FlatBatch, ids: IdsInFlight | None = None) -> torch.Tensor | None:
         """Final hidden states [T, H], valid until the next run; None where the batch does not fit a graph."""
         num_rows = len(batch.input_ids)
-        if batch.causal or batch.trees or num_rows > MAX_ROWS:
+        if num_rows > MAX_ROWS:
             return None
-        bucket = Bucket(rounded_up(num_rows), self._group)
         works = list_works(batch, group=self._group)
-        contents = bucket.fill(batch_arrays(batch, works, range(num_rows)), works.num_parts, self._scratch_slot)
-        if contents is None:
+        captured = self._capture(rounded_up(num_rows))
+        if not captured.buffers.put(batch_arrays(batch, works, range(num_rows)), works.num_parts):
             return None
-        captured = self._capture(bucket.num_rows)
-        captured.buffer[: len(contents)].copy_(to_device(contents, self._device))
         if ids is not None:
             ids.put_into(captured.attention.input_ids_T)
         captured.graph.replay()
