@@ -31,7 +31,7 @@ def tokens_of(text: str) -> TokenIds:
 def walked(texts: Sequence[str], min_len: int, max_len: int) -> list[list[TokenIds]]:
     """The prompts of each slab in the order in which they run, as the job puts them together."""
     cut = cut_slabs(texts, min_len=min_len, max_len=max_len, first_share=2)
-    slabs = [[texts[i] for i in slab] for slab in cut]
+    slabs = [[texts[i] for i in slab] for slab, _ in cut]
     walk: list[list[TokenIds]] = []
     for number, slab in enumerate(slabs):
         prompts = [tokens_of(text) for text in slab]
@@ -52,7 +52,9 @@ def computed(prompts: Sequence[TokenIds]) -> int:
 @given(texts_strategy, lens_strategy, st.integers(1, 3))
 def test_slabs_are_the_texts_in_order(texts: list[str], lens: tuple[int, int], first_share: int) -> None:
     min_len, max_len = lens
-    slabs = cut_slabs(texts, min_len=min_len, max_len=max_len, first_share=first_share)
+    cut = list(cut_slabs(texts, min_len=min_len, max_len=max_len, first_share=first_share))
+    slabs = [slab for slab, _ in cut]
+    assert [following for _, following in cut] == [*(slab[0] for slab in slabs[1:]), None][: len(slabs)]
     order = [i for slab in slabs for i in slab]
     assert order == sorted(range(len(texts)), key=texts.__getitem__), "equal texts in input order"
     for number, (slab, following) in enumerate(pairwise(slabs)):
@@ -65,9 +67,9 @@ def test_slabs_are_the_texts_in_order(texts: list[str], lens: tuple[int, int], f
 
 def test_a_slab_ends_where_least_is_shared() -> None:
     texts = ["aaa", "aab", "aac", "b", "ba", "bb"]
-    assert cut_slabs(texts, min_len=1, max_len=5) == [[0, 1, 2], [3, 4, 5]]
-    assert cut_slabs(["x"] * 7 + ["y"], min_len=1, max_len=2) == [[0, 1, 2, 3, 4, 5, 6], [7]]
-    assert cut_slabs([], min_len=1, max_len=2) == []
+    assert list(cut_slabs(texts, min_len=1, max_len=5)) == [([0, 1, 2], 3), ([3, 4, 5], None)]
+    assert list(cut_slabs(["x"] * 7 + ["y"], min_len=1, max_len=2)) == [([0, 1, 2, 3, 4, 5, 6], 7), ([7], None)]
+    assert list(cut_slabs([], min_len=1, max_len=2)) == []
 
 
 @settings(max_examples=400)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import chain, pairwise
 from typing import Final
 
 from sglbatch.lang.calls import PendingCall
@@ -56,27 +55,28 @@ class Feed:
     def _resolved(self) -> Iterator[list[PendingCall]]:
         before: TokenIds | None = None
         while questions := self._driver.hold():
-            for slab, following in pairwise(chain(self._cut(questions), (None,))):
-                assert slab is not None
+            for slab, following in self._cut(questions):
                 self._driver.release(slab)
                 new = self._driver.collect()
                 if new:
-                    after = self._driver.prompt_ids(following[0]) if following else None
+                    after = None if following is None else self._driver.prompt_ids(following)
                     new = _ordered(new, before, after)
                     before = new[-1].prompt_ids
                 yield new
             if not self._driver.num_submitted:
                 self._driver.settle_outside()  # answers of an earlier run may have led to them
 
-    def _cut(self, questions: Sequence[Question]) -> list[list[Question]]:
+    def _cut(self, questions: Sequence[Question]) -> Iterator[tuple[list[Question], Question | None]]:
+        """Slabs of questions, each with the first of the next one."""
         if not self._in_slabs:
-            return [list(questions)]
+            yield list(questions), None
+            return
         texts = [question.call.order_text for question in questions]
         most = SLAB_CHARS * len(texts) // max(1, sum(map(len, texts)))
         max_len = max(1, min(MAX_SLAB, most))
         min_len = max(1, max_len * MIN_SLAB // MAX_SLAB)
-        slabs = cut_slabs(texts, min_len=min_len, max_len=max_len, first_share=FIRST_SHARE)
-        return [[questions[i] for i in slab] for slab in slabs]
+        for slab, following in cut_slabs(texts, min_len=min_len, max_len=max_len, first_share=FIRST_SHARE):
+            yield [questions[i] for i in slab], None if following is None else questions[following]
 
 
 def _ordered(calls: Sequence[PendingCall], before: TokenIds | None, after: TokenIds | None) -> list[PendingCall]:

@@ -8,7 +8,8 @@ begins with what shares most with the slab before, and ends with what shares mos
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from heapq import nsmallest
 
 import numpy as np
 import numpy.typing as npt
@@ -18,23 +19,30 @@ from sglbatch.shared_text import common_len
 from sglbatch.types import TokenIds
 
 
-def cut_slabs(texts: Sequence[str], *, min_len: int, max_len: int, first_share: int = 1) -> list[list[int]]:
-    """The indices of ``texts`` in their order, in slabs.
+def cut_slabs(
+    texts: Sequence[str], *, min_len: int, max_len: int, first_share: int = 1
+) -> Iterator[tuple[list[int], int | None]]:
+    """The indices of ``texts`` in their order, in slabs, each with the first index of the next one.
 
     A slab has ``min_len`` to ``max_len`` texts, and ends where neighbours have least in common. Equal texts stay
     together, whatever their number. The first slab has that many divided by ``first_share``, the last one what is left,
-    at most ``max_len``.
+    at most ``max_len``. The first is there before all texts have been ordered.
     """
     assert 1 <= min_len <= max_len and first_share >= 1
+    low, high, begin = -(-min_len // first_share), -(-max_len // first_share), 0
+    if len(texts) > max_len:
+        head = nsmallest(high + 1, range(len(texts)), key=texts.__getitem__)
+        end = _best_cut(texts, head, low, high)
+        if end < len(head):
+            yield head[:end], head[end]
+            low, high, begin = min_len, max_len, end
     order = sorted(range(len(texts)), key=texts.__getitem__)
-    slabs: list[list[int]] = []
-    begin = 0
-    while len(order) - begin > max_len:
-        share = 1 if slabs else first_share
-        end = _best_cut(texts, order, begin + -(-min_len // share), begin + -(-max_len // share))
-        slabs.append(order[begin:end])
-        begin = end
-    return [*slabs, order[begin:]] if begin < len(order) else slabs
+    while begin < len(order):
+        end = len(order)
+        if end - begin > max_len:
+            end = _best_cut(texts, order, begin + low, begin + high)
+        yield order[begin:end], order[end] if end < len(order) else None
+        low, high, begin = min_len, max_len, end
 
 
 def _best_cut(texts: Sequence[str], order: Sequence[int], low: int, high: int) -> int:
