@@ -15,7 +15,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from typing import NamedTuple, TypeAlias
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -25,13 +28,43 @@ from sglbatch.engine.sequence import Action, Branches, Piece, Sequence, StateRow
 
 TargetsAt: TypeAlias = "dict[TokenRun, tuple[Target, ...]]"
 
+MAX_TRIES: Final = 4096
+"""Of choices that are remembered."""
 
-class Branch(NamedTuple):
-    """A head in a step: ``shared`` of its tokens are the head's before it; ``targets`` are scored behind the others."""
 
-    head: TokenRun
-    shared: int
+@dataclass(frozen=True, slots=True, eq=False)
+class Heads:
+    """Heads in a step: their tokens as branches, a common beginning once, and what is scored where.
+
+    Attributes:
+        scored: (index of a token, its depth, what is scored behind it, the tokens up to it).
+    """
+
+    tokens: list[int]
+    branches: Branches
+    scored: list[tuple[int, int, tuple[Target, ...], TokenRun]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trie:
+    """A choice's alternatives as a trie; the same for all rows that come to the choice.
+
+    Attributes:
+        targets: what is scored behind each node.
+        heads: in depth-first order.
+        whole: all of them.
+    """
+
     targets: TargetsAt
+    heads: list[TokenRun]
+    whole: Heads
+
+    @staticmethod
+    @lru_cache(MAX_TRIES)
+    def of(choice: FiniteChoice) -> Trie:
+        targets = _targets(choice.alternatives)
+        heads = sorted({a.head for a in choice.alternatives} - {()})
+        return Trie(targets, heads, _laid_out(heads, targets))
 
 
 class Probe:
@@ -39,8 +72,8 @@ class Probe:
 
     def __init__(self, choice: FiniteChoice) -> None:
         self.alternatives = choice.alternatives
-        self._targets = _targets(choice.alternatives)
-        self._heads = sorted({a.head for a in choice.alternatives} - {()})
+        self._trie = Trie.of(choice)
+        self._targets = self._trie.targets
         self._logprobs: dict[TokenRun, dict[int, float]] = {}
 
     @property
@@ -49,33 +82,40 @@ class Probe:
         return self._targets[()]
 
     @property
+    def _is_new(self) -> bool:
+        """No head is scored."""
+        return len(self._logprobs) == (() in self._logprobs)
+
+    @property
     def waiting(self) -> list[TokenRun]:
         """The heads that are not scored yet, in depth-first order."""
-        return [head for head in self._heads if head not in self._logprobs]
+        heads = self._trie.heads
+        return heads if self._is_new else [head for head in heads if head not in self._logprobs]
 
     @property
     def min_len(self) -> int:
         """Slots without which nothing can be scored."""
         return next(map(len, self.waiting), 0)
 
-    def branches(self, max_tokens: int) -> list[Branch]:
+    def heads(self, max_tokens: int) -> Heads:
         """As many of the waiting heads as ``max_tokens`` allow, but at least one."""
-        branches: list[Branch] = []
+        if self._is_new and len(self._trie.whole.tokens) <= max_tokens:
+            return self._trie.whole
+        heads: list[TokenRun] = []
         previous: TokenRun = ()
         for head in self.waiting:
-            shared = next((i for i, (a, b) in enumerate(zip(previous, head, strict=False)) if a != b), len(previous))
-            max_tokens -= len(head) - shared
-            if branches and max_tokens < 0:
+            max_tokens -= len(head) - _num_shared(previous, head)
+            if heads and max_tokens < 0:
                 break
-            nodes = [head[:end] for end in range(shared + 1, len(head) + 1)]
-            targets = {n: self._targets[n] for n in nodes if n in self._targets and n not in self._logprobs}
-            branches.append(Branch(head, shared, targets))
+            heads.append(head)
             previous = head
-        return branches
+        return _laid_out(heads, {n: t for n, t in self._targets.items() if n not in self._logprobs})
 
     @property
     def num_waiting(self) -> int:
         """Tokens that have to enter the model to score the waiting heads."""
+        if self._is_new:
+            return len(self._trie.whole.tokens)
         return len({head[: i + 1] for head in self.waiting for i in range(len(head))})
 
     def record(self, node: TokenRun, logprobs: list[float]) -> None:
@@ -108,32 +148,46 @@ def _key(target: Target) -> int:
     return target if isinstance(target, int) else ~id(target)
 
 
-def add_branches(step: Step, sequence: Sequence, branches: list[Branch]) -> None:
+def add_heads(step: Step, sequence: Sequence, heads: Heads) -> None:
     """Puts heads into a step as one piece, behind the tokens of a generating row that are in memory or in the step.
 
     Their keys and values go to the first unused slots of that row's tail.
     """
-    begin = len(sequence.ids) + sequence.tail_len
+    begin, tail_len = len(sequence.ids) + sequence.tail_len, sequence.tail_len + len(heads.tokens)
+    piece = Piece(sequence, heads.tokens, begin, tail_len=tail_len, branches=heads.branches)
+    step.add(piece)
+    step.actions += [
+        Action(sequence, StateRow(piece, index), begin + depth, targets, node)
+        for index, depth, targets, node in heads.scored
+    ]
+
+
+def _num_shared(a: TokenRun, b: TokenRun) -> int:
+    """How many first tokens two runs have in common."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _laid_out(heads: Seq[TokenRun], targets: TargetsAt) -> Heads:
     tokens: list[int] = []
     depths: list[int] = []
     ends: list[int] = []
+    scored: list[tuple[int, int, tuple[Target, ...], TokenRun]] = []
+    previous: TokenRun = ()
     path: list[int] = []
-    piece = Piece(sequence, tokens, begin)
-    for head, shared, targets in branches:
+    for head in heads:
+        shared = _num_shared(previous, head)
         for place in path[shared:]:
             ends[place] = len(tokens)
         path = [*path[:shared], *range(len(tokens), len(tokens) + len(head) - shared)]
         tokens += head[shared:]
         depths += range(shared, len(head))
         ends += path[shared:]  # until a later head, or the last one's end, sets them
-        for node, wanted in targets.items():
-            depth = len(node) - 1
-            step.actions.append(Action(sequence, StateRow(piece, path[depth]), begin + depth, wanted, node))
+        nodes = [(depth, head[: depth + 1]) for depth in range(shared, len(head))]
+        scored += [(path[depth], depth, targets[node], node) for depth, node in nodes if node in targets]
+        previous = head
     for place in path:
         ends[place] = len(tokens)
-    piece.tail_len = sequence.tail_len + len(tokens)
-    piece.branches = Branches(np.array(depths), np.array(ends))
-    step.add(piece)
+    return Heads(tokens, Branches(np.array(depths), np.array(ends)), scored)
 
 
 def _targets(alternatives: tuple[Alternative, ...]) -> TargetsAt:

@@ -21,7 +21,7 @@ import numpy as np
 from sglbatch.engine.expected_use import ExpectedUse
 from sglbatch.engine.kept_paths import KeptPaths
 from sglbatch.engine.planned_path import PlannedPath
-from sglbatch.engine.probe import add_branches
+from sglbatch.engine.probe import add_heads
 from sglbatch.engine.radix.slots import SlotPool, split_extents
 from sglbatch.engine.radix.tree import RadixNode, RadixTree, common_prefix_len
 from sglbatch.engine.sequence import TAIL_RUN, Action, Piece, Sequence, StateRow, Step, Target
@@ -283,7 +283,7 @@ class Scheduler:
             return
         budget = max(budget, probe.min_len)
         self._lend(sequence, min(budget, probe.num_waiting) - sequence.num_unused)
-        add_branches(step, sequence, probe.branches(min(budget, sequence.num_unused)))
+        add_heads(step, sequence, probe.heads(min(budget, sequence.num_unused)))
 
     def _lend(self, sequence: Sequence, num: int) -> None:
         """Gives the row up to ``num`` more slots until the step has landed, of those that are free for anybody."""

@@ -185,6 +185,8 @@ def _tiles(
     )
     ends = np.searchsorted(work, np.arange(len(branches) + 1))
     for tree, (begin, end) in enumerate(pairwise(ends.tolist())):
+        if begin == end:  # its tiles are of another height
+            continue
         starts, counts = branches.add(tree, first[begin:end], last[begin:end])
         tiles[begin:end, 5] = starts - slot[begin:end] - num_slots[begin:end]
         tiles[begin:end, 6] += counts
