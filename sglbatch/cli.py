@@ -177,6 +177,8 @@ def run(
         int | None, typer.Option("--show", help="Print N prompts with their answers; keeps no job.")
     ] = None,
     restart: RestartOpt = False,
+    shard: Annotated[str | None, typer.Option("--shard", help="I/N: only piece I of N of a saved plan.")] = None,
+    plan: Annotated[Path | None, typer.Option("--plan", help="What `plan --save` has written.")] = None,
     json_: JsonOpt = False,
     **options: Any,
 ) -> None:
@@ -184,7 +186,7 @@ def run(
     from sglbatch.job import commands
     from sglbatch.job.config import config_of
 
-    config = config_of(template=template, data=data, model=model, **options)
+    config = config_of(template=template, data=data, model=model, shard=shard, plan=plan, **options)
     if show is not None:
         raise typer.Exit(commands.show(config, count=show))
     raise typer.Exit(commands.run(config, restart=restart, as_json=json_))
@@ -227,6 +229,14 @@ def run_batch(
     data = [str(requests)]
     config = config_of(template=requests, data=data, model=model, output=output, max_tokens=max_tokens, **options)
     raise typer.Exit(commands.run_batch(config, restart=restart))
+
+
+@app.command()
+def merge(output: OutputArg, restart: RestartOpt = False, json_: JsonOpt = False) -> None:
+    """Make one output of all pieces that ran with --shard, once they are finished."""
+    from sglbatch.job import commands
+
+    raise typer.Exit(commands.merge(output, restart=restart, as_json=json_))
 
 
 @app.command()

@@ -53,17 +53,29 @@ class Rows:
 
     def get(self, index: int) -> Row:
         """Row ``index`` of the input. Raises IndexError when there is none."""
+        source, i = self._place(index)
+        return _row(index, source.read(i), source.where(i))
+
+    def where(self, index: int) -> str:
+        """As ``Row.where`` of row ``index``, which is not read."""
+        source, i = self._place(index)
+        return source.where(i)
+
+    def _place(self, index: int) -> tuple[RowSource, int]:
         if not 0 <= index < len(self):
             raise IndexError(f"row {index} of {len(self)}")
         file_index = int(np.searchsorted(self._ends, index, side="right"))
         source = self._sources[file_index]
-        i = index - int(self._ends[file_index]) + len(source)
-        return _row(index, source.read(i), source.where(i))
+        return source, index - int(self._ends[file_index]) + len(source)
 
     def use(self, columns: Collection[str]) -> Rows:
         """The same rows with only these columns: the others are not read, so what is wrong in them is no error."""
         sources = [source.use(columns) for source in self._sources]
         return Rows(sources, inputs=self._inputs, spool=self._spool, files=self._files)
+
+    def select(self, indices: Sequence[int]) -> Rows:
+        """Only the rows at these places, ascending; of the same input."""
+        return Rows([_Selected(self, indices)], inputs=self._inputs, spool=self._spool, files=self._files)
 
     @cached_property
     def fingerprint(self) -> list[dict[str, Any]]:
@@ -85,6 +97,36 @@ class Rows:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+class _Selected:
+    """Some of the rows of a data set, as a source."""
+
+    def __init__(self, rows: Rows, indices: Sequence[int]) -> None:
+        self._rows = rows
+        self._indices = indices
+
+    @property
+    def columns(self) -> list[str]:
+        return self._rows.columns
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def read(self, index: int) -> Values | ErrorInfo:
+        row = self._rows.get(int(self._indices[index]))
+        content = row.error if row.values is None else row.values
+        assert content is not None
+        return content
+
+    def __iter__(self) -> Iterator[Values | ErrorInfo]:
+        return map(self.read, range(len(self)))
+
+    def where(self, index: int) -> str:
+        return self._rows.where(int(self._indices[index]))
+
+    def use(self, columns: Collection[str]) -> _Selected:
+        return _Selected(self._rows.use(columns), self._indices)
 
 
 def open_rows(

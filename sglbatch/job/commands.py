@@ -20,13 +20,15 @@ from sglbatch.job.execution import Execution, Surroundings
 from sglbatch.job.foreseeing import check_reorder, foresee, graph_of, suggest
 from sglbatch.job.journal import Journal
 from sglbatch.job.manifest import Manifest
+from sglbatch.job.merging import merge as merge_pieces
 from sglbatch.job.paths import JobPaths, job_of
 from sglbatch.job.planning import change_lines, journal_lines, plan_job, plan_line, silence_lines, unenforced_lines
 from sglbatch.job.prepare import prepared
 from sglbatch.job.progress import Progress
 from sglbatch.job.report import Report
 from sglbatch.job.rows import FinishedRow
-from sglbatch.job.runner import Ended, make_manifest, retry_job, run_job
+from sglbatch.job.runner import Ended, retry_job, run_job
+from sglbatch.job.shards import SavedPlan, Shard
 from sglbatch.job.signals import Stopped, StopRequest, listening
 from sglbatch.job.status import export_rows, read_status
 from sglbatch.job.tally import Tally
@@ -40,6 +42,8 @@ def run(config: RunConfig, *, restart: bool, as_json: bool) -> int:
     """Runs or continues a job and prints its report."""
     if config.output is None:
         config = replace(config, output=default_output(config.template, config.data))
+    if config.shard is not None and config.output is not None:
+        config = replace(config, output=Shard.parse(config.shard).output(config.output))
     stop = StopRequest(time_limit_s=config.time_limit_s)
     with listening(stop), _printed_aside():
         ended = run_job(config, _surroundings(stop), restart=restart)
@@ -53,6 +57,11 @@ def run_batch(config: RunConfig, *, restart: bool) -> int:
     stop = StopRequest(time_limit_s=config.time_limit_s)
     with listening(stop):
         return run_file(config, _surroundings(stop), restart=restart)
+
+
+def merge(output: Path, *, restart: bool, as_json: bool) -> int:
+    """Makes one job of all pieces of a plan and prints its report."""
+    return _print_ended(merge_pieces(output, Progress(sys.stderr), restart=restart), as_json)
 
 
 def retry_failed(output: Path, *, changed: Mapping[str, Any], max_failures: str | None, as_json: bool) -> int:
@@ -135,11 +144,11 @@ def plan(config: RunConfig, *, save: Path | None, as_json: bool, graph: str | No
             movement = suggest(ready)
         lines = journal_lines(journal.counts) if journal else []
         if paths is not None and paths.manifest.is_file():
-            lines += change_lines(Manifest.load(paths.manifest), make_manifest(ready))
+            lines += change_lines(Manifest.load(paths.manifest), ready.manifest())
         for line in silence_lines(summary):
             progress.note(line)
-    if save is not None:
-        made.save(save)
+        if save is not None:
+            SavedPlan.of(made, calls, iter(ready.rows), binding=ready.binding, manifest=ready.manifest()).save(save)
     if as_json:
         value = {**summary.to_json(), "tree": tree.to_json(), "job": str(paths.output) if paths else None}
         value |= {"traced": foresight.to_json(), "movement": None if movement is None else movement.to_json()}

@@ -82,6 +82,7 @@ class RunConfig:
         price: an API model's, as ``api_spec.prices.parse_price`` reads it; max_cost: dollars that the job
             may spend, all of its runs together.
         batch_api: an API's calls go in batches; detach: stop once they are submitted.
+        shard: which piece of the plan to run, as ``shards.Shard.parse`` reads it; plan: the saved plan's file.
     """
 
     template: Path
@@ -125,6 +126,8 @@ class RunConfig:
     max_cost: float | None = None
     batch_api: bool = False
     detach: bool = False
+    shard: str | None = None
+    plan: Path | None = None
 
     def __post_init__(self) -> None:
         _one_of("--save", self.save, SAVEABLE)
@@ -143,6 +146,12 @@ class RunConfig:
         _at_least("--tokens-per-min", self.tokens_per_min, 1)
         if self.detach and not self.batch_api:
             raise SglbatchError("bad-option", "--detach goes with --batch-api", hint="add --batch-api")
+        if (self.shard is None) != (self.plan is None):
+            raise SglbatchError(
+                "bad-option",
+                "--shard and --plan go together",
+                hint="make a plan that all pieces share: sglbatch plan TEMPLATE DATA --model M --save FILE",
+            )
         _at_least("--max-cost", self.max_cost, 0)
         _at_least("--request-timeout", self.request_timeout_s, 1)
         if self.time_limit_s is not None and not self.time_limit_s > 0:
@@ -157,6 +166,7 @@ class RunConfig:
             "data": [_absolute(path) for path in self.data],
             "output": self.output and str(self.output.absolute()),
             "schema_file": self.schema_file and str(self.schema_file.absolute()),
+            "plan": self.plan and str(self.plan.absolute()),
             "max_failures": str(self.max_failures),
             "keep": list(self.keep),
             "save": list(self.save),
@@ -175,6 +185,7 @@ class RunConfig:
                 "data": tuple(value["data"]),
                 "output": value["output"] and Path(value["output"]),
                 "schema_file": Path(value["schema_file"]) if value.get("schema_file") else None,
+                "plan": Path(value["plan"]) if value.get("plan") else None,
                 "max_failures": MaxFailures.parse(value["max_failures"]),
                 "keep": tuple(value["keep"]),
                 "save": tuple(value["save"]),
@@ -207,10 +218,13 @@ NOT_IDENTITY: Final = frozenset(
         "batch_api",
         "detach",
         "allow_unenforced",
+        "shard",
+        "plan",
     }
 )
 """Options that change how or where a job runs and nothing of what it computes. (``template`` counts by its
-content, as ``schema_file`` does, ``base_url`` by the model's identity.)"""
+content, as ``schema_file`` does, ``base_url`` by the model's identity, ``shard`` and ``plan`` by the manifest's
+piece.)"""
 
 MAY_MEND: Final = NOT_IDENTITY - {
     "template",
@@ -222,6 +236,8 @@ MAY_MEND: Final = NOT_IDENTITY - {
     "max_cost",
     "batch_api",
     "detach",
+    "shard",
+    "plan",
 }
 """Those of them under which a row that failed may succeed."""
 

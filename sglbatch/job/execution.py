@@ -99,7 +99,7 @@ class Execution:
         self.notes: Counter[str] = Counter()
         """What had to be changed in rows' values to keep them, by kind."""
 
-    def plan_rows(self, rows: Iterable[tuple[Row, str | None]]) -> list[PendingCall]:
+    def plan_rows(self, rows: Iterable[tuple[Row, RowKey | None]]) -> list[PendingCall]:
         """Starts every row's program and answers what is known; makes no calls, outside or to a model.
 
         Args:
@@ -117,7 +117,7 @@ class Execution:
             self._take_ended(self._driver.take_finished())
         return calls
 
-    def start_rows(self, rows: Iterable[tuple[Row, str | None]]) -> None:
+    def start_rows(self, rows: Iterable[tuple[Row, RowKey | None]]) -> None:
         """Starts every row's program, and makes the outside calls that programs begin with.
 
         Args:
@@ -260,7 +260,7 @@ class Execution:
 
     # --- rows ---
 
-    def _started(self, rows: Iterable[tuple[Row, str | None]]) -> Iterator[None]:
+    def _started(self, rows: Iterable[tuple[Row, RowKey | None]]) -> Iterator[None]:
         """Starts the rows' programs; stops here and there, so that what they ask can be looked at, and at the end."""
         keys = RowKeys(self._prepared.config.id_column)
         for number, (row, key) in enumerate(rows, start=1):

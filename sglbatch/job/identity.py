@@ -23,7 +23,8 @@ def short_hash(value: Any) -> str:
     return hashlib.sha256(data.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-def _numbered(arguments: Mapping[str, Any], number: int) -> str:
+def numbered_key(arguments: Mapping[str, Any], number: int) -> str:
+    """The key of the ``number``-th row with these arguments."""
     return f"{short_hash(arguments)}-{number}"
 
 
@@ -35,6 +36,8 @@ class RowKeys:
 
     def __init__(self, id_column: str | None) -> None:
         self._id_column = id_column
+        self.occurrence = 0
+        """Which of the rows with equal arguments the latest one was; 0 where keys are a column's."""
         self._seen: Counter[str | tuple[tuple[str, type, Any], ...]] = Counter()
         self._places: dict[str, str] = {}
         self._duplicates: list[str] = []
@@ -45,7 +48,8 @@ class RowKeys:
         if self._id_column is None:
             content = short_hash(arguments)
             self._seen[content] += 1
-            return f"{content}-{self._seen[content]}"
+            self.occurrence = self._seen[content]
+            return f"{content}-{self.occurrence}"
         return self._by_id(row, where=where)
 
     def later(self, row: Mapping[str, Any], arguments: Mapping[str, Any], *, where: str) -> str | Callable[[], str]:
@@ -59,7 +63,8 @@ class RowKeys:
             return self.key(row, arguments, where=where)
         content = tuple((name, type(arguments[name]), arguments[name]) for name in sorted(arguments))
         self._seen[content] += 1
-        return partial(_numbered, arguments, self._seen[content])
+        self.occurrence = self._seen[content]
+        return partial(numbered_key, arguments, self.occurrence)
 
     def _by_id(self, row: Mapping[str, Any], *, where: str) -> str:
         assert self._id_column is not None

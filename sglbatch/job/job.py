@@ -17,6 +17,7 @@ from sglbatch.job.constraints import unenforced_parts
 from sglbatch.job.execution import Execution, Surroundings, hit_rate
 from sglbatch.job.folder import JobFolder
 from sglbatch.job.manifest import Finished, Manifest
+from sglbatch.job.paths import JobPaths
 from sglbatch.job.planning import journal_lines, plan_job, plan_line, silence_lines, unenforced_lines
 from sglbatch.job.pool import pool_lines
 from sglbatch.job.prepare import Prepared
@@ -27,6 +28,7 @@ from sglbatch.job.signals import Stopped
 from sglbatch.job.tally import Tally
 from sglbatch.job.writing import write_rows
 from sglbatch.lang.calls import PendingCall
+from sglbatch.lang.row_program import RowKey
 from sglbatch.planner import Plan, counted
 from sglbatch.types import Backend, BackendStats
 from sglbatch.version import __version__
@@ -57,7 +59,7 @@ class Job:
         self._write_warnings: tuple[str, ...] = ()
         self._driver = ready.driver(memo=folder.journal)
 
-    def run(self, rows: Iterable[tuple[Row, str | None]], *, num_new: int, kept: Iterable[FinishedRow]) -> Report:
+    def run(self, rows: Iterable[tuple[Row, RowKey | None]], *, num_new: int, kept: Iterable[FinishedRow]) -> Report:
         """Runs ``rows`` (with their keys where known) and writes them and the ``kept`` rows of an earlier run."""
         if self._folder.previous is None:
             self._manifest.save(self._paths.manifest)
@@ -118,20 +120,8 @@ class Job:
         allowed = self._ready.config.max_failures.allows(written.num_failed, written.num_rows)
         report = self._report(state="finished", exit_code=EXIT_DONE if allowed else EXIT_FAILED_ROWS)
         report.save(self._paths.report)
-        self._finish(written)
+        finish(self._manifest, self._store, written, self._paths)
         return report
-
-    def _finish(self, written: WriteReport) -> None:
-        """From here on the same command finds nothing to do."""
-        stat = self._paths.output.stat()
-        finished = Finished(
-            rows_file=self._store.path.name,
-            num_rows=written.num_rows,
-            num_failed=written.num_failed,
-            output_stat=(stat.st_size, stat.st_mtime_ns),
-        )
-        replace(self._manifest, finished=finished).save(self._paths.manifest)
-        remove_older(self._paths.rows, self._store.path)
 
     # --- rows and numbers ---
 
@@ -210,3 +200,16 @@ class Job:
         lines += [f"{count:,} {note}" for note, count in sorted(self._execution.notes.items())]
         lines += journal_lines(replace(self._folder.journal.counts, torn=0))
         return [*lines, *self._write_warnings]
+
+
+def finish(manifest: Manifest, store: RowStore, written: WriteReport, paths: JobPaths) -> None:
+    """From here on the same command finds nothing to do."""
+    stat = paths.output.stat()
+    finished = Finished(
+        rows_file=store.path.name,
+        num_rows=written.num_rows,
+        num_failed=written.num_failed,
+        output_stat=(stat.st_size, stat.st_mtime_ns),
+    )
+    replace(manifest, finished=finished).save(paths.manifest)
+    remove_older(paths.rows, store.path)

@@ -45,6 +45,7 @@ class Manifest:
         data: [path, bytes, ns] of each file; None when the data cannot be looked at twice (stdin).
         num_rows: input rows.
         created, updated: seconds since the epoch.
+        piece: where the job is a piece of another one: as ``shards.Piece.to_json``.
     """
 
     config: RunConfig
@@ -55,11 +56,13 @@ class Manifest:
     created: float
     updated: float
     finished: Finished | None = None
+    piece: Mapping[str, Any] | None = None
 
     def identity(self) -> dict[str, Any]:
         """Everything that can make a call, or the output, new."""
         options = {k: v for k, v in self.config.to_json().items() if k not in NOT_IDENTITY | {"data", "model"}}
-        return {**options, "template": self.template_hash, "model": self.model_identity, "data": self.data}
+        whole = {**options, "template": self.template_hash, "model": self.model_identity, "data": self.data}
+        return whole if self.piece is None else {**whole, "piece": dict(self.piece)}
 
     def save(self, path: Path) -> None:
         value = {
@@ -74,6 +77,7 @@ class Manifest:
             "data": self.data,
             "num_rows": self.num_rows,
             "finished": self.finished and asdict(self.finished),
+            "piece": self.piece,
         }
         write_atomically(
             path, json.dumps(value, indent=2, ensure_ascii=False).encode("utf-8", "surrogateescape") + b"\n"
@@ -101,6 +105,7 @@ class Manifest:
                 created=value["created"],
                 updated=value["updated"],
                 finished=finished and Finished(**{**finished, "output_stat": tuple(finished["output_stat"])}),
+                piece=value.get("piece"),
             )
         except (ValueError, KeyError, TypeError, AssertionError) as error:
             raise SglbatchError(
@@ -113,10 +118,10 @@ class Manifest:
 
 def changes(old: Manifest, new: Manifest) -> list[str]:
     """What is different from last time, one line a field, identity first; [] when nothing is."""
-    lines = _differences(old.identity(), new.identity(), note="")
+    lines = differences(old.identity(), new.identity(), note="")
     old_options, new_options = old.config.to_json(), new.config.to_json()
-    shown = NOT_IDENTITY - {"template", "output", "schema_file"}
-    lines += _differences(
+    shown = NOT_IDENTITY - {"template", "output", "schema_file", "shard", "plan"}
+    lines += differences(
         {k: old_options[k] for k in sorted(shown)},
         {k: new_options[k] for k in sorted(shown)},
         note=" (changes no result)",
@@ -124,17 +129,18 @@ def changes(old: Manifest, new: Manifest) -> list[str]:
     return lines
 
 
-def _differences(old: Mapping[str, Any], new: Mapping[str, Any], *, note: str) -> list[str]:
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], *, note: str = "") -> list[str]:
+    """One line for each member of ``new`` that is other than in ``old``."""
     lines = []
     for name in new:
-        if old[name] == new[name]:
+        if old.get(name) == new[name]:
             continue
         if name == "data":
             lines.append("data: files added, removed or changed")
         elif name == "template":
             lines.append("template: its source changed")
         else:
-            lines.append(f"{name}: {_shown(old[name])} -> {_shown(new[name])}{note}")
+            lines.append(f"{name}: {_shown(old.get(name))} -> {_shown(new[name])}{note}")
     return lines
 
 

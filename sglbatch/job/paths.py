@@ -37,6 +37,11 @@ class JobPaths:
         return self.folder / "plan.npz"
 
     @property
+    def piece_rows(self) -> Path:
+        """Of a piece of a larger job: the places of its rows in the whole input."""
+        return self.folder / "rows.npy"
+
+    @property
     def report(self) -> Path:
         return self.folder / "report.json"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -12,11 +13,13 @@ from typing import Any, Final
 from sglbatch.api_spec import ApiDialect, ApiModel, resolve_api_model
 from sglbatch.api_spec.model import is_api_model
 from sglbatch.api_spec.tokens import counter_for
-from sglbatch.data import Rows, check_writable, open_rows
+from sglbatch.data import Row, Rows, check_writable, open_rows
 from sglbatch.engine.automaton_cache import AutomatonCache
 from sglbatch.engine.fsm import Compiler
 from sglbatch.errors import SglbatchError
 from sglbatch.job.config import RunConfig
+from sglbatch.job.manifest import Manifest
+from sglbatch.job.shards import Piece, SavedPlan, Shard
 from sglbatch.job.writing import kept_columns
 from sglbatch.lang.calls import CallMemo
 from sglbatch.lang.dialect import Dialect, TokenDialect
@@ -47,6 +50,7 @@ class Prepared:
         tokenizer: None where an API model's is not known.
         record: the schema of ``--schema`` for the template's last gen.
         compiler: of the constraints that are looked at before the engine is loaded.
+        piece: where the job is a piece of another one; ``inputs`` and ``rows`` are its own rows then.
     """
 
     config: RunConfig
@@ -58,6 +62,26 @@ class Prepared:
     tokenizer: Tokenizer | None
     record: Record | None = None
     compiler: Compiler = field(default_factory=lambda: Compiler(AutomatonCache()))
+    piece: Piece | None = None
+
+    def manifest(self) -> Manifest:
+        """Of a run that is about to start."""
+        now = time.time()
+        return Manifest(
+            config=self.config,
+            template_hash=self.template.source_hash,
+            model_identity=self.model.identity,
+            data=self.data_identity,
+            num_rows=len(self.rows),
+            created=now,
+            updated=now,
+            piece=None if self.piece is None else self.piece.to_json(),
+        )
+
+    def keyed_rows(self) -> Iterator[tuple[Row, RowKey | None]]:
+        """The rows, with their keys where these depend on rows that are not here."""
+        for row in self.rows:
+            yield row, None if self.piece is None else self.piece.key(row, self.binding)
 
     @property
     def dialect(self) -> Dialect:
@@ -175,7 +199,7 @@ def prepared(config: RunConfig, *, tell: Any) -> Iterator[Prepared]:
             )
         model, tokenizer = _model_of(config, tell)
         used = {*binding.sources.values(), *([config.id_column] if config.id_column else [])}
-        yield Prepared(
+        whole = Prepared(
             config=config,
             template=template,
             binding=binding,
@@ -185,6 +209,15 @@ def prepared(config: RunConfig, *, tell: Any) -> Iterator[Prepared]:
             tokenizer=tokenizer,
             record=None if config.schema is None else template.record(config.schema),
         )
+        yield whole if config.shard is None else _piece_of(whole, Shard.parse(config.shard))
+
+
+def _piece_of(whole: Prepared, shard: Shard) -> Prepared:
+    path = whole.config.plan
+    assert path is not None
+    piece = SavedPlan.load(path).piece(shard, whole.manifest(), where=path)
+    indices = piece.rows.tolist()
+    return replace(whole, piece=piece, inputs=whole.inputs.select(indices), rows=whole.rows.select(indices))
 
 
 _OF_API_MODELS: Final = (

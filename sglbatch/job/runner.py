@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -49,7 +48,7 @@ def run_job(config: RunConfig, surroundings: Surroundings, *, restart: bool = Fa
             _check_no_stranger(paths, restart)
             check_reorder(ready)
             check_kept(ready)
-            manifest = make_manifest(ready)
+            manifest = ready.manifest()
         folder = stack.enter_context(JobFolder(paths, restart=restart, progress=progress))
         if folder.previous is not None:
             unchanged = _unchanged(folder.previous, manifest, paths)
@@ -58,10 +57,12 @@ def run_job(config: RunConfig, surroundings: Surroundings, *, restart: bool = Fa
             manifest = replace(manifest, created=folder.previous.created)
             if folder.previous.finished is not None and not _output_untouched(folder.previous.finished, paths):
                 progress.note("the output is not there, or not as the last run left it: it is written anew")
+        if ready.piece is not None:
+            ready.piece.save_rows(paths.piece_rows)
         for line in [*change_lines(folder.previous, manifest), *journal_lines(folder.journal.counts)]:
             progress.note(line)
         job = Job(ready, folder, manifest, surroundings)
-        report = job.run(((row, None) for row in ready.rows), num_new=len(ready.rows), kept=())
+        report = job.run(ready.keyed_rows(), num_new=len(ready.rows), kept=())
         return Ended(report=report, exit_code=report.exit_code)
 
 
@@ -79,7 +80,7 @@ def retry_job(output: JobPaths, surroundings: Surroundings, *, changed: Mapping[
     with ExitStack() as stack:
         with progress.stage("read", label="reading template, data and model"):
             ready = stack.enter_context(prepared(config, tell=progress.note))
-            manifest = make_manifest(ready)
+            manifest = ready.manifest()
         folder = stack.enter_context(JobFolder(output, restart=False, progress=progress))
         previous = folder.previous
         assert previous is not None and previous.finished is not None
@@ -96,20 +97,6 @@ def retry_job(output: JobPaths, surroundings: Surroundings, *, changed: Mapping[
             _rows_again(ready, failed), num_new=len(failed), kept=(row for row in before if row.error is None)
         )
         return Ended(report=report, exit_code=report.exit_code)
-
-
-def make_manifest(ready: Prepared) -> Manifest:
-    """The manifest of a run that is about to start."""
-    now = time.time()
-    return Manifest(
-        config=ready.config,
-        template_hash=ready.template.source_hash,
-        model_identity=ready.model.identity,
-        data=ready.data_identity,
-        num_rows=len(ready.rows),
-        created=now,
-        updated=now,
-    )
 
 
 def _check_no_stranger(paths: JobPaths, restart: bool) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sglbatch.data import WriteReport, check_writable, open_rows
+import numpy as np
+
+from sglbatch.data import Rows, WriteReport, check_writable, open_rows
 from sglbatch.errors import SglbatchError
 from sglbatch.job.journal import Journal
 from sglbatch.job.lock import Holder, read_holder
@@ -96,9 +99,19 @@ def export_rows(paths: JobPaths, target: Path) -> WriteReport:
     if store is None or not store.num_finished:
         hint = read_status(paths).next_step
         raise SglbatchError("nothing-finished", "no row is finished yet", where=str(paths.output), hint=hint)
+    with ExitStack() as stack:
+        return write_rows(target, store, inputs=kept_inputs(manifest, paths, stack), config=manifest.config)
+
+
+def kept_inputs(manifest: Manifest, paths: JobPaths, stack: ExitStack) -> Rows | None:
+    """The job's input, for its kept columns; None where it keeps none.
+
+    Raises:
+        SglbatchError: ``stdin-gone``, ``data-changed``.
+    """
     config = manifest.config
     if not config.keep:
-        return write_rows(target, store, inputs=None, config=config)
+        return None
     if "-" in config.data:
         raise SglbatchError(
             "stdin-gone",
@@ -106,15 +119,17 @@ def export_rows(paths: JobPaths, target: Path) -> WriteReport:
             where=str(paths.output),
             hint="wait for the job's own output, or run it without --keep",
         )
-    with open_rows(config.data, limit=config.limit) as inputs:
-        if [[file["size_bytes"], file["blake2b"]] for file in inputs.fingerprint] != manifest.data:
-            raise SglbatchError(
-                "data-changed",
-                "the kept columns cannot be read: the input is not what it was when the job was started",
-                where=str(paths.output),
-                hint="run the `sglbatch run` command again, then export",
-            )
-        return write_rows(target, store, inputs=inputs, config=config)
+    inputs = stack.enter_context(open_rows(config.data, limit=config.limit))
+    if [[file["size_bytes"], file["blake2b"]] for file in inputs.fingerprint] != manifest.data:
+        raise SglbatchError(
+            "data-changed",
+            "the kept columns cannot be read: the input is not what it was when the job was started",
+            where=str(paths.output),
+            hint="run the `sglbatch run` command again, then export",
+        )
+    if manifest.piece is None:
+        return inputs
+    return inputs.select(np.load(paths.piece_rows, allow_pickle=False).tolist())
 
 
 def _live_holder(paths: JobPaths) -> Holder | None:

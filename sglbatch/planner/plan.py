@@ -109,13 +109,17 @@ class Plan:
         """Whether this is the plan of exactly these prompts, in this input order."""
         return len(prompts) == self.num_requests and _fingerprint(prompts, self.order) == self.fingerprint
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path, **more: npt.NDArray[Any]) -> None:
         """Write to ``path`` (``.npz``, no pickle inside), replacing it in one step.
 
-        Raises SglbatchError when it cannot be written.
+        Args:
+            more: further arrays for the file, which ``load`` leaves alone.
+
+        Raises:
+            SglbatchError: ``plan-not-written``.
         """
         header = json.dumps({"version": self.version} | {name: getattr(self, name) for name in _HEADER}).encode()
-        arrays = {name: getattr(self, name) for name in _ARRAYS}
+        arrays: dict[str, Any] = {name: getattr(self, name) for name in _ARRAYS} | more
         partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
         try:
             with partial.open("wb") as file:

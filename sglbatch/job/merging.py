@@ -1,0 +1,225 @@
+"""One finished job out of the finished pieces of a plan."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from sglbatch.data import check_writable
+from sglbatch.errors import EXIT_DONE, EXIT_FAILED_ROWS, SglbatchError
+from sglbatch.job.folder import JobFolder
+from sglbatch.job.job import finish
+from sglbatch.job.manifest import Manifest, differences
+from sglbatch.job.paths import JobPaths, sync_folder
+from sglbatch.job.progress import Progress
+from sglbatch.job.records import numbered_files
+from sglbatch.job.report import Report
+from sglbatch.job.rows import RowStore
+from sglbatch.job.runner import Ended
+from sglbatch.job.shards import Shard
+from sglbatch.job.status import kept_inputs
+from sglbatch.job.tally import Tally
+from sglbatch.job.writing import write_rows
+
+_SUMS: Final = (
+    *("requests", "calls_reused", "calls_collapsed", "prompt_tokens", "computed_prompt_tokens"),
+    *("unique_prompt_tokens", "recomputed_tokens", "out_of_memory", "generated_tokens", "steps"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Part:
+    """A piece's job on disk."""
+
+    paths: JobPaths
+    manifest: Manifest
+    shard: Shard
+
+    @property
+    def piece(self) -> dict[str, Any]:
+        assert self.manifest.piece is not None
+        return dict(self.manifest.piece)
+
+    @property
+    def whole_identity(self) -> dict[str, Any]:
+        """Of the job that it is a piece of."""
+        return replace(self.manifest, piece=None).identity()
+
+
+def merge(output: Path, progress: Progress, *, restart: bool) -> Ended:
+    """Makes the job of ``output`` from its pieces, which stay as they are.
+
+    Its journal has all their calls, so that ``run`` and ``retry-failed`` go on from there.
+
+    Raises:
+        SglbatchError: ``no-pieces``, ``pieces-missing``, ``pieces-unfinished``, ``pieces-differ``; ``job-exists``; as
+            ``write_rows``.
+    """
+    paths = JobPaths(output=output)
+    check_writable(output)
+    parts = _parts(output)
+    first = parts[0].manifest
+    config = replace(first.config, output=output, shard=None, plan=None)
+    manifest = replace(
+        first,
+        config=config,
+        num_rows=parts[0].piece["num_rows"],
+        created=min(part.manifest.created for part in parts),
+        finished=None,
+        piece=None,
+    )
+    with ExitStack() as stack:
+        inputs = kept_inputs(manifest, paths, stack)
+        if paths.folder.exists() and not restart:
+            raise SglbatchError(
+                "job-exists",
+                "this output has a job already",
+                where=str(output),
+                hint="--restart moves it aside and merges anew; nothing is deleted",
+            )
+        folder = stack.enter_context(JobFolder(paths, restart=restart, progress=progress))
+        with progress.stage("write", label="merging", total=len(parts)):
+            store = RowStore.create(paths.rows, num_rows=manifest.num_rows)
+            stack.callback(store.close)
+            tally = Tally()
+            for part in parts:
+                _take_rows(part, store, tally)
+                _link_journal(part.paths.journal, paths.journal)
+                folder.heartbeat.check()
+                progress.advance()
+            assert store.num_finished == manifest.num_rows, "a row is missing"
+            written = write_rows(output, store, inputs=inputs, config=config)
+            store.sync()
+        allowed = config.max_failures.allows(written.num_failed, written.num_rows)
+        report = _report(parts, tally, paths=paths, exit_code=EXIT_DONE if allowed else EXIT_FAILED_ROWS)
+        report = replace(report, warnings=(*report.warnings, *written.warnings))
+        report.save(paths.report)
+        finish(manifest, store, written, paths)
+        return Ended(report=report, exit_code=report.exit_code)
+
+
+def _parts(output: Path) -> list[_Part]:
+    """All pieces of one plan, in their order."""
+    pattern = f"{output.stem}.shard-*-of-*{output.suffix}.job"
+    found: list[_Part] = []
+    for folder in sorted(output.absolute().parent.glob(pattern)):
+        paths = JobPaths(output=folder.with_name(folder.name.removesuffix(".job")))
+        manifest = Manifest.load(paths.manifest)
+        if manifest.piece is not None:
+            found.append(_Part(paths=paths, manifest=manifest, shard=Shard.parse(manifest.piece["shard"])))
+    if not found:
+        raise SglbatchError(
+            "no-pieces",
+            f"there are no pieces of this output ({pattern})",
+            where=str(output),
+            hint="make them: sglbatch run ... -o OUT --plan FILE --shard 1/N, and so on to N/N",
+        )
+    found.sort(key=lambda part: (part.shard.count, part.shard.number))
+    _check_same(found, output)
+    count = found[0].shard.count
+    missing = sorted(set(range(1, count + 1)) - {part.shard.number for part in found})
+    if missing:
+        raise SglbatchError(
+            "pieces-missing",
+            f"{len(missing)} of {count} pieces are not there: {_named(missing, count)}",
+            where=str(output),
+            hint="run them with the same --plan, then merge",
+        )
+    unfinished = [part.shard.number for part in found if part.manifest.finished is None]
+    if unfinished:
+        raise SglbatchError(
+            "pieces-unfinished",
+            f"{len(unfinished)} of {count} pieces have not come to their end: {_named(unfinished, count)}",
+            where=str(output),
+            hint="the same `sglbatch run` commands continue them; then merge",
+        )
+    return found
+
+
+def _check_same(parts: Sequence[_Part], output: Path) -> None:
+    first = parts[0]
+    for part in parts[1:]:
+        different = differences(first.whole_identity, part.whole_identity)
+        if part.piece["plan"] != first.piece["plan"]:
+            different.insert(0, "another plan")
+        if part.shard.count != first.shard.count:
+            different.insert(0, f"{first.shard.count} pieces -> {part.shard.count} pieces")
+        if different:
+            raise SglbatchError(
+                "pieces-differ",
+                f"{first.paths.folder.name} and {part.paths.folder.name} are no pieces of one job: "
+                f"{'; '.join(different)}",
+                where=str(output),
+                hint="move the folders of the pieces that do not belong here away",
+            )
+
+
+def _named(numbers: Sequence[int], count: int) -> str:
+    more = ", ..." if len(numbers) > 10 else ""
+    return ", ".join(f"{number}/{count}" for number in numbers[:10]) + more
+
+
+def _take_rows(part: _Part, store: RowStore, tally: Tally) -> None:
+    assert part.manifest.finished is not None
+    places = np.load(part.paths.piece_rows, allow_pickle=False)
+    rows = RowStore.open(part.paths.rows / part.manifest.finished.rows_file, num_rows=part.manifest.num_rows)
+    for row in rows:
+        placed = replace(row, index=int(places[row.index]))
+        store.put(placed)
+        tally.count(placed)
+
+
+def _link_journal(source: Path, target: Path) -> None:
+    """Adds the segments of a journal to another; they are never changed, so they may lie in both folders."""
+    target.mkdir(exist_ok=True)
+    existing = numbered_files(target)
+    number = int(existing[-1].stem) if existing else 0
+    for segment in numbered_files(source):
+        number += 1
+        path = target / f"{number:06d}.jsonl"
+        try:
+            os.link(segment, path)
+        except OSError:  # another file system, or one without links
+            shutil.copyfile(segment, path)
+    sync_folder(target)
+
+
+def _report(parts: Sequence[_Part], tally: Tally, *, paths: JobPaths, exit_code: int) -> Report:
+    """The pieces' numbers together; of each stage the seconds of the piece that took longest."""
+    reports = [Report.load(part.paths.report) for part in parts]
+    sums = {name: sum(getattr(report, name) for report in reports) for name in _SUMS}
+    tokens = sums["prompt_tokens"]
+    computed = sums["computed_prompt_tokens"]
+    best = sum(report.best_hit_rate * report.prompt_tokens for report in reports)
+    stages = {stage: max(r.seconds.get(stage, 0.0) for r in reports) for stage in reports[0].seconds}
+    journal = {name: sum(report.journal.get(name, 0) for report in reports) for name in reports[0].journal}
+    return replace(
+        reports[0],
+        **sums,
+        state="finished",
+        exit_code=exit_code,
+        rows=tally.num_done,
+        rows_done=tally.num_done,
+        rows_failed=tally.num_failed,
+        rows_hit_max_tokens=tally.num_hit_max_tokens,
+        rows_invalid=tally.num_invalid,
+        rows_kept=0,
+        rows_gone=0,
+        unenforced=tuple(dict.fromkeys(part for report in reports for part in report.unenforced)),
+        hit_rate=round(1 - computed / tokens, 6) if tokens else 0.0,
+        best_hit_rate=round(best / tokens, 6) if tokens else 0.0,
+        seconds=stages,
+        errors=tally.errors,
+        warnings=(f"merged from {len(parts)} pieces",),
+        journal=journal,
+        output=str(paths.output),
+        api={},
+        started=min(report.started for report in reports),
+    )

@@ -1,0 +1,235 @@
+"""One job in pieces: `plan --save`, `run --shard I/N --plan`, `merge`."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from sglbatch.errors import SglbatchError
+from sglbatch.job import commands
+from sglbatch.job.config import MaxFailures
+from sglbatch.job.merging import merge
+from sglbatch.job.progress import Progress
+from sglbatch.job.runner import Ended
+from sglbatch.job.shards import SavedPlan, Shard
+from sglbatch.planner import make_plan
+from tests.job_world import World
+
+SAMPLED = """
+import sglbatch as sgl
+
+@sgl.function(temperature=1)
+def sampled(s, q):
+    s += "Question: " + q + sgl.gen("first", max_tokens=4)
+    if s.rng.random() < 0.5:
+        s += " and" + sgl.gen("second", max_tokens=4)
+    left, right = s.fork(2)
+    left += " left" + sgl.gen("l", max_tokens=2)
+    right += " right" + sgl.gen("r", max_tokens=2)
+    s["both"] = left["l"] + right["r"]
+"""
+
+
+@pytest.fixture
+def world(tmp_path: Path, smollm2_dir: Path) -> World:
+    return World(folder=tmp_path, model=smollm2_dir)
+
+
+def plan_of(world: World, **options: Any) -> Path:
+    path = world.folder / "job.plan"
+    commands.plan(world.config(**options), save=path, as_json=False)
+    return path
+
+
+def run_piece(world: World, plan: Path, shard: str, **options: Any) -> Ended:
+    whole = options.pop("output", world.paths.output)
+    return world.run(shard=shard, plan=plan, output=Shard.parse(shard).output(whole), **options)
+
+
+def merged(world: World, *, output: Path | None = None, restart: bool = False) -> Ended:
+    return merge(output or world.paths.output, Progress(io.StringIO()), restart=restart)
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    if path.suffix == ".parquet":
+        table: list[dict[str, Any]] = pq.read_table(path).to_pylist()
+        return table
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def mixed_rows() -> list[Any]:
+    """Equal rows, rows that share a beginning, one that cannot be read, one without the column."""
+    rows: list[Any] = [{"q": f"number {i % 7}?", "n": i} for i in range(20)]
+    rows += [{"q": f"{'a long introduction ' * 5}{i}", "n": i} for i in range(9)]
+    return [*rows[:11], "{broken", *rows[11:], {"n": 5}]
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+@pytest.mark.parametrize("count", [1, 2, 5, 31])
+@pytest.mark.parametrize(
+    ("template", "options"), [(None, {}), (SAMPLED, {"seed": 3}), (None, {"keep": ("all",), "save": ("transcript",)})]
+)
+def test_pieces_together_are_the_whole(
+    world: World, template: str | None, options: dict[str, Any], count: int, suffix: str
+) -> None:
+    if template is not None:
+        world.write_template(template)
+    world.write_rows(mixed_rows())
+    allowed = options | {"max_failures": MaxFailures(value=100, percent=True)}
+    alone = world.folder / f"alone.{suffix}"
+    ended = world.run(output=alone, **allowed)
+    num_alone = world.num_requests
+    whole = world.folder / f"out.{suffix}"
+    plan = plan_of(world, **{name: options[name] for name in options if name == "seed"})
+    for number in range(count, 0, -1):
+        run_piece(world, plan, f"{number}/{count}", output=whole, **allowed)
+    result = merged(world, output=whole)
+    assert whole.read_bytes() == alone.read_bytes() if suffix == "jsonl" else rows_of(whole) == rows_of(alone)
+    assert (result.report.rows, result.report.rows_failed) == (31, ended.report.rows_failed)
+    assert result.exit_code == ended.exit_code and result.report.errors == ended.report.errors
+    if template is None and count < 31:  # as many pieces as rows: equal ones are apart
+        assert world.num_requests == 2 * num_alone, "no call is made in two pieces"
+
+
+def test_a_merged_job_goes_on_as_one_that_ran_alone(world: World) -> None:
+    world.questions(range(12))
+    world.failing = ("number 3?",)
+    plan = plan_of(world)
+    for shard in ("1/3", "2/3", "3/3"):
+        run_piece(world, plan, shard)
+    assert merged(world).exit_code == 1
+    done = world.num_requests
+    again = world.run()
+    assert again.unchanged and again.exit_code == 1 and world.num_requests == done
+    world.failing = ()
+    assert world.retry().exit_code == 0 and world.num_requests == done + 2, "the failed row's two calls"
+    assert world.run().unchanged
+
+
+def test_a_piece_goes_on_after_a_stop(world: World) -> None:
+    world.questions(range(16))
+    plan = plan_of(world)
+
+    world.batch = 1
+    world.on_request = lambda count: world.stop.receive(signal.SIGUSR1, None) if count == 5 else None
+    assert run_piece(world, plan, "1/2").exit_code == 75
+    with pytest.raises(SglbatchError, match="1 of 2 pieces are not there: 2/2"):
+        merged(world)
+    run_piece(world, plan, "2/2")
+    with pytest.raises(SglbatchError, match="1 of 2 pieces have not come to their end: 1/2"):
+        merged(world)
+    world.on_request = None
+    run_piece(world, plan, "1/2")
+    assert world.num_requests == 32 and merged(world).exit_code == 0
+    assert run_piece(world, plan, "1/2").unchanged
+
+
+def test_an_output_that_has_a_job_is_merged_anew_only_when_asked(world: World) -> None:
+    world.questions(range(4))
+    plan = plan_of(world)
+    for shard in ("1/2", "2/2"):
+        run_piece(world, plan, shard)
+    merged(world)
+    before = world.paths.output.read_bytes()
+    with pytest.raises(SglbatchError, match="job already"):
+        merged(world)
+    merged(world, restart=True)
+    assert world.paths.output.read_bytes() == before
+    assert len(list(world.folder.glob("out.jsonl.job.old-*"))) == 1
+
+
+def test_pieces_of_different_jobs_are_not_merged(world: World) -> None:
+    world.questions(range(8))
+    plan = plan_of(world)
+    run_piece(world, plan, "1/2")
+    run_piece(world, plan, "2/2", keep=("q",))
+    with pytest.raises(SglbatchError, match=r"are no pieces of one job: keep"):
+        merged(world)
+    run_piece(world, plan, "2/2", restart=True)
+    run_piece(world, plan, "1/3")
+    with pytest.raises(SglbatchError, match="2 pieces -> 3 pieces"):
+        merged(world)
+    with pytest.raises(SglbatchError, match="no pieces of this output"):
+        merged(world, output=world.folder / "other.jsonl")
+
+
+def change_template(world: World) -> dict[str, Any]:
+    world.write_template(SAMPLED)
+    return {}
+
+
+def change_data(world: World) -> dict[str, Any]:
+    world.questions(range(9))
+    return {}
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (change_template, "template: its source changed"),
+        (change_data, "data: files added, removed or changed"),
+        (lambda _: {"seed": 1}, "seed: 0 -> 1"),
+        (lambda _: {"limit": 3}, "limit: null -> 3"),
+        (lambda _: {"max_tokens": 3}, "max_tokens: null -> 3"),
+    ],
+)
+def test_a_plan_is_for_one_job(world: World, change: Callable[[World], dict[str, Any]], what: str) -> None:
+    world.questions(range(8))
+    plan = plan_of(world)
+    options = change(world)
+    with pytest.raises(SglbatchError, match=what) as raised:
+        run_piece(world, plan, "1/2", **options)
+    assert raised.value.code == "plan-mismatch" and not list(world.folder.glob("*.job"))
+
+
+@pytest.mark.parametrize("text", ["", "3", "0/2", "3/2", "a/b", "1/0", "-1/2", "1/2/3"])
+def test_what_is_no_shard(text: str) -> None:
+    with pytest.raises(SglbatchError, match="from 1/n to n/n"):
+        Shard.parse(text)
+
+
+def test_more_pieces_than_rows_and_half_of_the_options(world: World) -> None:
+    world.questions(range(3))
+    plan = plan_of(world)
+    with pytest.raises(SglbatchError, match="3 rows cannot be cut into 4 pieces"):
+        run_piece(world, plan, "1/4")
+    with pytest.raises(SglbatchError, match="go together"):
+        world.config(shard="1/2")
+    with pytest.raises(SglbatchError, match="go together"):
+        world.config(plan=plan)
+    with pytest.raises(SglbatchError, match="not a saved plan"):
+        run_piece(world, world.data, "1/2")
+
+
+def saved_plan(prompts: list[list[int]], rows: list[int]) -> SavedPlan:
+    plan = make_plan([np.array(p, dtype=np.int32) for p in prompts])
+    places = plan.positions()[rows].astype(np.int64)
+    return SavedPlan(plan=plan, row_places=places, occurrences=np.ones(len(rows), dtype=np.int32), identity={})
+
+
+def test_a_piece_ends_where_neighbours_share_least() -> None:
+    documents = [[d] * 100 + [200 + q] for d in range(10) for q in range(10)]
+    pieces = saved_plan(documents, list(range(100)))._pieces(4)
+    assert sorted(Counter(pieces.tolist())) == [0, 1, 2, 3]
+    assert all(len(set(pieces[10 * d : 10 * d + 10].tolist())) == 1 for d in range(10)), "no document is cut"
+
+
+@pytest.mark.parametrize("count", range(1, 13))
+def test_every_row_is_in_one_piece_and_no_piece_is_empty(count: int) -> None:
+    rng = np.random.default_rng(count)
+    prompts = [rng.integers(1, 4, rng.integers(1, 30)).tolist() for _ in range(9)]
+    rows = rng.integers(0, 9, 12).tolist()
+    saved = saved_plan(prompts, rows)
+    pieces = saved._pieces(count)
+    assert sorted(set(pieces.tolist())) == list(range(count))
+    if len(set(rows)) >= count:
+        assert all(pieces[a] == pieces[b] for a in range(12) for b in range(12) if rows[a] == rows[b])
