@@ -195,11 +195,16 @@ class Job:
         return {**backend.facts(), "calls_ahead": self._driver.calls_ahead}
 
     def _warnings(self) -> list[str]:
-        cut = self._tally.num_hit_max_tokens
-        lines = [f"{counted(cut, 'row')} hit max_tokens: their answers are cut"] if cut else []
+        lines = cut_lines(self._tally)
         lines += [f"{count:,} {note}" for note, count in sorted(self._execution.notes.items())]
         lines += journal_lines(replace(self._folder.journal.counts, torn=0))
         return [*lines, *self._write_warnings]
+
+
+def cut_lines(tally: Tally) -> list[str]:
+    """Nothing is cut silently."""
+    cut = tally.num_hit_max_tokens
+    return [f"{counted(cut, 'row')} hit max_tokens: their answers are cut"] if cut else []
 
 
 def finish(manifest: Manifest, store: RowStore, written: WriteReport, paths: JobPaths) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from sglbatch.data import check_writable
 from sglbatch.errors import EXIT_DONE, EXIT_FAILED_ROWS, SglbatchError
 from sglbatch.job.folder import JobFolder
-from sglbatch.job.job import finish
+from sglbatch.job.job import cut_lines, finish
 from sglbatch.job.manifest import Manifest, differences
 from sglbatch.job.paths import JobPaths, sync_folder
 from sglbatch.job.progress import Progress
@@ -56,7 +56,7 @@ class _Part:
 def merge(output: Path, progress: Progress, *, restart: bool) -> Ended:
     """Makes the job of ``output`` from its pieces, which stay as they are.
 
-    Its journal has all their calls, so that ``run`` and ``retry-failed`` go on from there.
+    Its journal has all their calls, and what they have spent, so that ``run`` and ``retry-failed`` go on from there.
 
     Raises:
         SglbatchError: ``no-pieces``, ``pieces-missing``, ``pieces-unfinished``, ``pieces-differ``; ``job-exists``; as
@@ -91,7 +91,8 @@ def merge(output: Path, progress: Progress, *, restart: bool) -> Ended:
             tally = Tally()
             for part in parts:
                 _take_rows(part, store, tally)
-                _link_journal(part.paths.journal, paths.journal)
+                _link_files(part.paths.journal, paths.journal)
+                _link_files(part.paths.spending, paths.spending)
                 folder.heartbeat.check()
                 progress.advance()
             assert store.num_finished == manifest.num_rows, "a row is missing"
@@ -99,7 +100,8 @@ def merge(output: Path, progress: Progress, *, restart: bool) -> Ended:
             store.sync()
         allowed = config.max_failures.allows(written.num_failed, written.num_rows)
         report = _report(parts, tally, paths=paths, exit_code=EXIT_DONE if allowed else EXIT_FAILED_ROWS)
-        report = replace(report, warnings=(*report.warnings, *written.warnings))
+        lines = [f"merged from {len(parts)} pieces", *cut_lines(tally)]
+        report = replace(report, warnings=(*lines, *written.warnings))
         report.save(paths.report)
         finish(manifest, store, written, paths)
         return Ended(report=report, exit_code=report.exit_code)
@@ -176,8 +178,11 @@ def _take_rows(part: _Part, store: RowStore, tally: Tally) -> None:
         tally.count(placed)
 
 
-def _link_journal(source: Path, target: Path) -> None:
-    """Adds the segments of a journal to another; they are never changed, so they may lie in both folders."""
+def _link_files(source: Path, target: Path) -> None:
+    """Adds the files of a journal, or of what was spent, to another; no process changes an older one's, so they may lie
+    in both folders."""
+    if not numbered_files(source):
+        return
     target.mkdir(exist_ok=True)
     existing = numbered_files(target)
     number = int(existing[-1].stem) if existing else 0
@@ -217,7 +222,6 @@ def _report(parts: Sequence[_Part], tally: Tally, *, paths: JobPaths, exit_code:
         best_hit_rate=round(best / tokens, 6) if tokens else 0.0,
         seconds=stages,
         errors=tally.errors,
-        warnings=(f"merged from {len(parts)} pieces",),
         journal=journal,
         output=str(paths.output),
         api={},
