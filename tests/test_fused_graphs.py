@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +15,11 @@ from sglbatch.engine.attention.torch import AttentionKind, TorchAttention
 from sglbatch.engine.attention.triton import HEIGHTS, Beside, TritonAttention, batch_arrays, list_works
 from sglbatch.engine.attention.worklist import NO_TILE, TILE_WIDTH
 from sglbatch.engine.batch import CausalWork, FlatBatch, SharedWork, SingleWork
-from sglbatch.engine.fused.graphs import SEEN, Bucket, Buffers
+from sglbatch.engine.fused.graphs import SEEN, Bucket, Buffers, StepGraphs
+from sglbatch.types import Choose, Generate, Operation, Request, Result
+from tests.engine_stub import VOCAB
 from tests.test_attention_torch import NUM_SLOTS, mixed_batch
-from tests.test_attention_triton import DEVICE, branches_alone, long_batch
+from tests.test_attention_triton import DEVICE, branches_alone, long_batch, tiny_engine
 
 SCRATCH = 9999
 
@@ -99,3 +102,96 @@ def test_more_limited_slots_than_there_is_room_for_are_left_to_the_eager_path() 
     )
     works = list_works(batch, group=4)
     assert not Buffers(bucket, DEVICE, SCRATCH).put(batch_arrays(batch, works, [0]), works.num_parts)
+
+
+class Uncaptured:
+    """A bucket whose body runs where its graph would be replayed; final states lie in one place too."""
+
+    def __init__(self, buffers: Buffers, body: Any) -> None:
+        bucket = buffers.bucket
+        self.buffers = buffers
+        self.attention = TritonAttention(
+            buffers.ints, num_parts=bucket.num_parts, group=bucket.group, beside=Beside(None, 4)
+        )
+        self.graph = self
+        self._body = body
+        self.states_RH = torch.empty(0)
+
+    def replay(self) -> None:
+        states_RH = self._body(self.attention.input_ids_T, self.attention.positions_T, self.attention, None)
+        self.states_RH = self.states_RH if len(self.states_RH) else torch.empty_like(states_RH)
+        self.states_RH.copy_(states_RH)
+
+
+class UncapturedGraphs(StepGraphs):
+    """Step graphs where there is no CUDA."""
+
+    def __init__(self, runner: Any) -> None:
+        self._group = runner._group
+        self._buckets: dict[int, Uncaptured] = {}
+        self._runner = runner
+        self.num_rows: list[int] = []
+        """Of the steps that were replayed."""
+
+    def _capture(self, num_rows: int) -> Any:
+        scratch_slot = len(self._runner._pools[0].k_NKD) - 1
+        if num_rows not in self._buckets:
+            buffers = Buffers(Bucket(num_rows, self._group), DEVICE, scratch_slot)
+            self._buckets[num_rows] = Uncaptured(buffers, self._runner._fused)
+        return self._buckets[num_rows]
+
+    def run(self, batch: FlatBatch, ids: Any = None) -> torch.Tensor | None:
+        self.num_rows.append(len(batch.input_ids))
+        return super().run(batch, ids)
+
+
+def test_an_engine_whose_steps_are_replayed_equals_the_plain_one() -> None:
+    """A prompt that takes several steps, of which the first have nobody's state to give; rows, and a choice's tree."""
+    rng = np.random.default_rng(0)
+    prompt = rng.integers(1, VOCAB, size=60).astype(np.int32)
+    operations: list[Operation] = [
+        Choose(alternatives=((1,), (2, 3), (2, 4))),
+        *[Generate(max_tokens=3, temperature=0.0)] * 2,
+    ]
+    requests = [
+        Request(request_id=i, program_id=i, prompt_ids=np.append(prompt, np.int32(i + 1)), operation=operation, seed=i)
+        for i, operation in enumerate(operations)
+    ]
+    answers: list[dict[int, Result]] = []
+    for kernels in ("torch", "triton"):
+        engine = tiny_engine(kernels)
+        runner: Any = engine._runner
+        if kernels == "triton":
+            runner._graphs = UncapturedGraphs(runner)
+        engine.submit(requests)
+        results: list[Result] = []
+        while engine.has_unfinished:
+            results += engine.step()
+        answers.append({result.request_id: result for result in results})
+    assert runner._graphs.num_rows[0] == 40 and len(runner._graphs.num_rows) > 2
+    for i, plain in answers[0].items():
+        replayed = answers[1][i]
+        assert plain.output_ids == replayed.output_ids and plain.choice == replayed.choice
+        assert (plain.choice_logprobs is None) == (i > 0)
+        if plain.choice_logprobs is not None:
+            assert replayed.choice_logprobs == pytest.approx(plain.choice_logprobs, abs=1e-3)
+
+
+def test_warming_up_runs_every_height_of_tiles_without_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps that fit no graph have kernels of their own; and no graph is captured before products are timed."""
+    runner: Any = tiny_engine("triton")._runner
+    launched: list[tuple[str, bool]] = []
+    attend = TritonAttention._attend_tiles
+
+    def noted(self: TritonAttention, height: str, *args: Any, **options: Any) -> None:
+        if len(self._ints[f"{height}_tiles"]):
+            launched.append((height, options.get("num_in_turn", 0) > 0))
+        attend(self, height, *args, **options)
+
+    monkeypatch.setattr(TritonAttention, "_attend_tiles", noted)
+    monkeypatch.setattr("sglbatch.engine.model_runner.reserve_pinned", lambda: None)
+    graphs = runner._graphs = UncapturedGraphs(runner)
+    monkeypatch.setattr(graphs, "capture_all", lambda: None)
+    runner.warm_up(128)
+    assert {height for height, in_turn in launched if not in_turn} == set(HEIGHTS)
+    assert not graphs.num_rows

@@ -43,6 +43,17 @@ def answered(prompt: str, request: Request) -> str | int | ErrorInfo:
     return ANSWERS[number % len(ANSWERS)]
 
 
+class Slabs(ScriptedBackend):
+    """Takes a plan in parts, so rows on a script are started when their calls are submitted."""
+
+    @property
+    def num_waiting(self) -> int:
+        return 0
+
+    def expect_more(self, more: bool) -> None:
+        pass
+
+
 class Both:
     """A program's function and its scripts, over one tokenizer."""
 
@@ -58,10 +69,16 @@ class Both:
         return Program(self._function, arguments, program_id=program_id, row_key=row_key)
 
     def ran(
-        self, rows: Sequence[Row], make: Callable[[Row, int, str], RowProgram], *, shuffle: int = 0, live: int = 99
+        self,
+        rows: Sequence[Row],
+        make: Callable[[Row, int, str], RowProgram],
+        *,
+        shuffle: int = 0,
+        live: int = 99,
+        kind: type[ScriptedBackend] = ScriptedBackend,
     ) -> tuple[list[object], list[Outcome]]:
         """All requests, with what they are asked under, and the rows' outcomes."""
-        backend = ScriptedBackend(self._tokenizer, answered, shuffle=shuffle, batch=3)
+        backend = kind(self._tokenizer, answered, shuffle=shuffle, batch=3)
         driver = Driver(
             tokenizer=self._tokenizer,
             model_identity="m",
@@ -83,8 +100,8 @@ class Both:
     def check(self, rows: Sequence[Row], *, shuffle: int = 0) -> None:
         """Raises AssertionError where a script's rows differ from the function's."""
         by_python = self.ran(rows, self.python, shuffle=shuffle)
-        for live in (99, 0):
-            assert self.ran(rows, self.scripts.program, shuffle=shuffle, live=live) == by_python
+        for live, kind in itertools.product((99, 0), (ScriptedBackend, Slabs)):
+            assert self.ran(rows, self.scripts.program, shuffle=shuffle, live=live, kind=kind) == by_python
 
     def is_played(self, row: Row) -> bool:
         return isinstance(self.scripts.program(row, 0, "row"), Replay)
@@ -108,6 +125,40 @@ def test_a_failed_answer_of_several_is_the_same_for_parked_rows(tmp_path: Path, 
         assert 0 < sum(outcome.error is not None for outcome in expected[1]) < len(rows)
         assert both.ran(rows, both.python, shuffle=shuffle, live=0) == expected
         both.check(rows, shuffle=shuffle)
+
+
+def test_values_that_are_read_again_are_no_reason_to_leave_a_script(
+    tmp_path: Path, smollm2_tokenizer: Tokenizer
+) -> None:
+    """Each list is small enough by itself; the calls' texts are each row's own, however few rows were checked."""
+    rows = [{"a": f"Row {i}", "b": "", "c": [f"{i} {j}" for j in range(130)]} for i in range(5)]
+    body = "s['c'] = c\n    x = s['c']\n    y = s['c']\n    s += a + x[0] + y[1] + sgl.gen('v')"
+    both = Both(loaded(f"{HEAD}def program(s, a, b, c):\n    {body}\n", tmp_path), smollm2_tokenizer, rows[:1])
+    assert both.is_played(rows[-1])
+    both.check(rows)
+
+
+@pytest.mark.parametrize(
+    ("changed", "error"), [("raise ValueError('once only')", "program-error"), ("s.fork(2)[1].__iadd__(sgl.gen())", "")]
+)
+def test_a_row_that_leaves_its_script_at_once_waits_for_its_answer_asleep(
+    changed: str, error: str, tmp_path: Path, smollm2_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What its function does before is not kept: here it asks for more, or fails, when it is run after the check."""
+    rows = [{"a": f"Row {i}", "b": "", "c": ["x", "y"]} for i in range(5)]
+    code = f"s['c'] = c\n    s += s['c'][0] + a\n    if LATER:\n        {changed}\n    s += sgl.gen('v')"
+    function = loaded(f"{HEAD}def program(s, a, b, c):\n    {code}\n\nLATER = ''\n", tmp_path)
+    both = Both(function, smollm2_tokenizer, rows[:2])
+    outcomes = []
+    for kind in (ScriptedBackend, Slabs):
+        made = [both.scripts.program(row, i, f"row {i}") for i, row in enumerate(rows)]
+        assert all(isinstance(program, Replay) for program in made)
+        with monkeypatch.context() as patch:
+            patch.setattr("sglbatch.lang.holes.MAX_ITEMS", 0)  # so that the variable cannot be read from a script
+            patch.setitem(function.function.__globals__, "LATER", "yes")
+            outcomes.append(both.ran(rows, lambda *_: made.pop(0), kind=kind)[1])  # noqa: B023  called at once
+    assert outcomes[0] == outcomes[1]
+    assert {outcome.error.code if outcome.error else "" for outcome in outcomes[0]} - {"out-of-luck"} == {error}
 
 
 # --- the templates that are shipped ------------------------------------------------------------

@@ -203,7 +203,7 @@ class ModelRunner:
         pinned.
         """
         scratch_slot = len(next(iter(self._pools.values())).k_NKD) - 1
-        self._forward(_one_of_each(scratch_slot=scratch_slot), [0])
+        self._launch_kernels(_one_of_each(scratch_slot=scratch_slot), [0])  # also those that no graph has
         if self._fused is not None:
             self._fused.load_products(max_batch_tokens)
         if self._graphs is not None:
@@ -211,7 +211,7 @@ class ModelRunner:
         zeros = np.zeros(max_batch_tokens, dtype=np.int64)
         largest = single_sequence(zeros, slots=np.full_like(zeros, scratch_slot), positions=zeros)
         try:
-            states_RH = self._forward(largest, range(max_batch_tokens))
+            states_RH = self._launch_kernels(largest, range(max_batch_tokens))
             for num_rows in range(min(MAX_LOGIT_ROWS[self.device.type], len(states_RH)), 0, -ROW_STEP):
                 self._logits(states_RH[:num_rows]).float()
         except torch.OutOfMemoryError:
@@ -288,7 +288,12 @@ class ModelRunner:
         states_TH = self._graphs.run(batch, ids) if self._graphs is not None else None
         if states_TH is not None:
             everything = list(rows) == list(range(len(batch.input_ids)))
-            return states_TH if everything else states_TH[to_device(rows, self.device)]
+            # A part of a prompt alone has no rows, and torch takes an empty list for floats.
+            return states_TH if everything else states_TH[to_device(np.array(rows, dtype=np.int64), self.device)]
+        return self._launch_kernels(batch, rows, ids)
+
+    def _launch_kernels(self, batch: FlatBatch, rows: Sequence[int], ids: IdsInFlight | None = None) -> torch.Tensor:
+        """``_forward`` without a graph, where attention is triton's."""
         attention = self._triton_attention(batch, [*rows, *list(rows[:1]) * self._num_missing(len(rows))])
         if self._fused is not None:
             if ids is not None:

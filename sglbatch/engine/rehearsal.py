@@ -16,6 +16,8 @@ from sglbatch.types import Choose, Constraint, Generate, Operation, Request, Res
 NUM_ROWS = 3
 """Of each kind, so that some are decoded together."""
 PROMPT_LEN = 24
+NUM_IDS = 4
+"""Token ids from 0 on that calls are made of: any vocabulary has so many."""
 
 PLAIN = Generate(max_tokens=4, temperature=0.0, ignore_eos=True)
 OTHERS: Sequence[Operation] = (
@@ -43,6 +45,6 @@ def rehearse(engine: LocalEngine) -> list[Result]:
 
 
 def _request(number: int, operation: Operation) -> Request:
-    prompt_ids = np.arange(PROMPT_LEN, dtype=np.int32)
-    prompt_ids[-1] += number
+    prompt_ids = np.arange(PROMPT_LEN, dtype=np.int32) % NUM_IDS
+    prompt_ids[-1] = number % NUM_IDS
     return Request(request_id=number, program_id=number, prompt_ids=prompt_ids, operation=operation, seed=number)

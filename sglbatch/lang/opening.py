@@ -82,6 +82,8 @@ class Opening:
         asked = program.take_calls()
         if program.done or (program.function_ended and script.stopped is not None):
             return None
+        if program.script is None:  # it has left the script, and asks with the row's own values
+            return None
         calls = []
         for call in asked:
             assert isinstance(call, ModelCall), "a script makes no outside calls"

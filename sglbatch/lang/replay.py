@@ -123,8 +123,10 @@ class Replay:
         if self._program is not None or self._script.stopped is not None:
             return
         program = self._started()
-        if program.script is None:  # this row is none of the script's after all
-            program.park()
+        if program.script is None:  # Python has run, to see this row's calls: it runs again from the first answer on
+            self._program, self._asked = None, {}
+            if not program.done:
+                program.park()
 
     def park(self) -> None:
         """See ``Program.park``."""

@@ -201,6 +201,9 @@ class ScriptRun:
             return False
         try:
             value = self._stage.guard.protect(variable.value) if variable.generated else variable.value
-            return flatten(step.hole, value, self._holes) == step.shape
+            holes: dict[str, Any] = {}  # its size is bounded by itself, as it was when it was recorded
+            shape = flatten(step.hole, value, holes)
         except (CallError, ShapelessError):
             return False
+        self._holes.update(holes)
+        return shape == step.shape
