@@ -61,7 +61,7 @@ def _shared(  # noqa: PLR0917 - a table, never called
     seed: Annotated[int, typer.Option("--seed", help="Of all random numbers.")] = 0,
     keep: Annotated[str, typer.Option("--keep", help="Input columns to carry over: all, or a,b,c.")] = "",
     keep_prefix: Annotated[str, typer.Option("--keep-prefix", help="Put before the names of kept columns.")] = "",
-    save: Annotated[str, typer.Option("--save", help="More output columns: transcript.")] = "",
+    save: Annotated[str, typer.Option("--save", help="More output columns: transcript,logprobs.")] = "",
     max_failures: Annotated[str, typer.Option("--max-failures", help="Failed rows that still exit 0: N or P%.")] = "0",
     kv_tokens: Annotated[int | None, typer.Option("--kv-tokens", help="Size of the KV memory in tokens.")] = None,
     device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")] = "auto",

@@ -13,7 +13,7 @@ from sglbatch.errors import SglbatchError
 from sglbatch.json_places import check_finite
 from sglbatch.lang.sampling import CHOICE_DECODING
 
-SAVEABLE: Final = ("transcript",)
+SAVEABLE: Final = ("transcript", "logprobs")
 RESERVE: Final = ("soft", "full")
 DTYPES: Final = ("auto", "float32", "bfloat16")
 DEVICES: Final = ("auto", "cpu", "cuda")

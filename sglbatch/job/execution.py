@@ -5,10 +5,10 @@ from __future__ import annotations
 import gc
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Final
+from typing import Any, Final
 
 from sglbatch.api_spec import ApiModel
 from sglbatch.data import Row
@@ -27,7 +27,9 @@ from sglbatch.job.signals import Stopped, StopRequest
 from sglbatch.lang.calls import PendingCall
 from sglbatch.lang.driver import Driver
 from sglbatch.lang.environment import KeepsAnswers
+from sglbatch.lang.meta_info import kept_logprobs
 from sglbatch.lang.row_program import RowKey, RowProgram
+from sglbatch.lang.variables import Variable
 from sglbatch.models import LocalModel
 from sglbatch.tokenizer import Tokenizer
 from sglbatch.types import Backend, BackendStats
@@ -308,8 +310,14 @@ class Execution:
             usage=outcome.usage,
             dtypes=outcome.dtypes,
             transcript=outcome.transcript if self._with_transcript else None,
+            logprobs=self._kept_logprobs(outcome.variables) if "logprobs" in self._prepared.config.save else {},
             answer_spans=outcome.answer_spans if self._with_transcript else (),
         )
+
+    def _kept_logprobs(self, variables: Mapping[str, Variable]) -> dict[str, Any]:
+        token_text = self._prepared.environment.token_text
+        found = {name: kept_logprobs(variable, token_text) for name, variable in variables.items()}
+        return {name: logprobs for name, logprobs in found.items() if logprobs is not None}
 
 
 def _freeze() -> None:

@@ -164,6 +164,7 @@ class Prepared:
             complete=config.complete or None,
             allow_unenforced=config.allow_unenforced or None,
             choice_decoding=None if config.choice_decoding == "exact" else config.choice_decoding,
+            return_logprob="logprobs" in config.save or None,
         )
 
     @property

@@ -30,6 +30,7 @@ class FinishedRow:
         dtypes: the variables' declared types; of those that an error kept from being set too.
         means: how an endpoint was brought to choose each select's value.
         cut: max_tokens cut one of its answers.
+        logprobs: of the variables' answers, where they are saved; see ``meta_info.kept_logprobs``.
         answer_spans: of the transcript, see ``Outcome``; not kept on disk.
     """
 
@@ -44,6 +45,7 @@ class FinishedRow:
     usage: Usage = field(default_factory=lambda: Usage(prompt_tokens=0, generated_tokens=0))
     dtypes: dict[str, VarType] = field(default_factory=dict)
     transcript: str | None = None
+    logprobs: dict[str, Any] = field(default_factory=dict)
     answer_spans: tuple[tuple[int, int], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -59,6 +61,7 @@ class FinishedRow:
             "usage": [self.usage.prompt_tokens, self.usage.generated_tokens],
             "dtypes": {name: asdict(declared) for name, declared in self.dtypes.items()},
             "transcript": self.transcript,
+            "logprobs": self.logprobs,
         }
         return {k: v for k, v in record.items() if v is not None and v != {}}
 
@@ -76,6 +79,7 @@ class FinishedRow:
             usage=Usage(prompt_tokens=record["usage"][0], generated_tokens=record["usage"][1]),
             dtypes={name: _var_type(value) for name, value in record.get("dtypes", {}).items()},
             transcript=record.get("transcript"),
+            logprobs=record.get("logprobs", {}),
         )
 
 

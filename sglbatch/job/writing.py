@@ -12,7 +12,8 @@ from sglbatch.job.config import RunConfig
 from sglbatch.job.rows import FinishedRow, RowStore
 from sglbatch.lang.vartypes import merge_types
 
-TRANSCRIPT_COLUMN = "_transcript"
+SAVED_COLUMNS = {"transcript": "_transcript", "logprobs": "_logprobs"}
+"""Of ``--save``, by what it names."""
 
 
 def kept_columns(config: RunConfig, columns: Sequence[str]) -> list[str]:
@@ -66,7 +67,7 @@ def _columns(store: RowStore) -> dict[str, Column]:
 
 def extra_columns(config: RunConfig) -> list[str]:
     """What ``--save`` adds to the output."""
-    return [TRANSCRIPT_COLUMN] if "transcript" in config.save else []
+    return [column for name, column in SAVED_COLUMNS.items() if name in config.save]
 
 
 def _kept_values(inputs: Rows | None, index: int, names: Mapping[str, str]) -> dict[str, Any]:
@@ -86,5 +87,5 @@ def _output_row(row: FinishedRow, *, config: RunConfig, kept: dict[str, Any]) ->
         means=row.means,
         usage=row.usage,
         kept=kept,
-        extras={TRANSCRIPT_COLUMN: row.transcript} if "transcript" in config.save else {},
+        extras={column: getattr(row, name) or None for name, column in SAVED_COLUMNS.items() if name in config.save},
     )

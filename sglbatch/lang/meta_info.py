@@ -7,6 +7,7 @@ from typing import Any
 
 from sglbatch.lang import choices_methods
 from sglbatch.lang.calls import Choices
+from sglbatch.lang.variables import Meta, Variable
 from sglbatch.types import Generate, Result, TokenLogprob
 
 TokenText = Callable[[int], str]
@@ -65,3 +66,29 @@ def _entries(
         else (logprob, token, token_text(token) if token_text else None)
         for logprob, token in logprobs
     ]
+
+
+def kept_logprobs(variable: Variable, token_text: TokenText) -> list[Any] | None:
+    """What ``--save logprobs`` keeps of a variable: ``{"text", "logprob"}`` of each generated token, or of each choice.
+
+    The token that ended an answer is among its tokens. Of several answers a list of these; None where the model was not
+    asked, or does not tell.
+    """
+    if variable.meta is None:
+        return None
+    if isinstance(variable.meta, list):
+        several = [_kept(meta, variable, token_text) for meta in variable.meta]
+        return several if any(one is not None for one in several) else None
+    return _kept(variable.meta, variable, token_text)
+
+
+def _kept(meta: Meta, variable: Variable, token_text: TokenText) -> list[dict[str, Any]] | None:
+    if variable.generated:
+        if "output_token_logprobs" not in meta:
+            return None
+        entries = meta["output_token_logprobs"]
+        return [{"text": token_text(i) if text is None else text, "logprob": p} for p, i, text in entries]
+    if "normalized_prompt_logprobs" not in meta:
+        return None
+    choices, scores = variable.var_type.choices, meta["normalized_prompt_logprobs"]
+    return [{"text": text, "logprob": p} for text, p in zip(choices, scores, strict=True)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -35,6 +35,7 @@ class Outcome:
         cut: max_tokens cut an answer, also one without a name or in a branch that is not joined.
         usage: tokens of all calls of the row.
         text: of the root state; not compared.
+        variables: the root state's, for what else they know; not compared.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
@@ -46,6 +47,7 @@ class Outcome:
     usage: Usage = field(default_factory=lambda: Usage(prompt_tokens=0, generated_tokens=0))
     text: BranchText | None = field(default=None, compare=False, repr=False)
     dtypes: dict[str, VarType] = field(default_factory=dict)
+    variables: Mapping[str, Variable] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def transcript(self) -> str:
@@ -77,6 +79,7 @@ def outcome_of(root: Stream, *, returned: Any, error: ErrorInfo | None, results:
         usage=usage,
         text=root.text,
         dtypes={name: _plain_type(variable.var_type) for name, variable in variables.items()} | lost,
+        variables=variables,
     )
 
 
