@@ -4,29 +4,32 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
 from sglbatch.data import check_writable
 from sglbatch.errors import EXIT_DONE, EXIT_FAILED_ROWS, SglbatchError
 from sglbatch.job.folder import JobFolder
-from sglbatch.job.job import cut_lines, finish
+from sglbatch.job.heartbeat import Heartbeat
+from sglbatch.job.job import change_warnings, finish
+from sglbatch.job.lock import JobLock
 from sglbatch.job.manifest import Manifest, differences
 from sglbatch.job.paths import JobPaths, sync_folder
+from sglbatch.job.prepare import check_no_input
 from sglbatch.job.progress import Progress
-from sglbatch.job.records import numbered_files
+from sglbatch.job.records import ReadCounts, numbered_files
 from sglbatch.job.report import Report
 from sglbatch.job.rows import RowStore
-from sglbatch.job.runner import Ended
-from sglbatch.job.shards import Shard
+from sglbatch.job.runner import Ended, check_no_stranger, finished_rows
+from sglbatch.job.shards import Shard, piece_places
 from sglbatch.job.status import kept_inputs
 from sglbatch.job.tally import Tally
 from sglbatch.job.writing import write_rows
+from sglbatch.planner import counted
 
 _SUMS: Final = (
     *("requests", "calls_reused", "calls_collapsed", "prompt_tokens", "computed_prompt_tokens"),
@@ -60,13 +63,27 @@ def merge(output: Path, progress: Progress, *, restart: bool) -> Ended:
 
     Raises:
         SglbatchError: ``no-pieces``, ``pieces-missing``, ``pieces-unfinished``, ``pieces-differ``; ``job-exists``; as
-            ``write_rows``.
+            ``write_rows``. ``job-locked`` where a piece runs; ``job-damaged``; ``output-exists``, ``output-is-input``.
     """
     paths = JobPaths(output=output)
     check_writable(output)
-    parts = _parts(output)
+    with ExitStack() as stack:
+        locks: list[JobLock] = []  # no process may run a piece while it is read
+        for part in _parts(output):
+            locks.append(JobLock.acquire(part.paths.lock))
+            stack.callback(locks[-1].release)
+        held = stack.enter_context(Heartbeat([lock.renew for lock in locks]))
+        return _merge(_parts(output), paths, progress, held, restart=restart)
+
+
+def _merge(parts: Sequence[_Part], paths: JobPaths, progress: Progress, held: Heartbeat, *, restart: bool) -> Ended:
+    output = paths.output
     first = parts[0].manifest
-    config = replace(first.config, output=output, shard=None, plan=None)
+    max_costs = [part.manifest.config.max_cost for part in parts]
+    max_cost = None if None in max_costs else sum(cost for cost in max_costs if cost is not None)
+    config = replace(first.config, output=output, shard=None, plan=None, max_cost=max_cost)
+    check_no_input(output, config)
+    check_no_stranger(paths, restart)
     manifest = replace(
         first,
         config=config,
@@ -77,14 +94,15 @@ def merge(output: Path, progress: Progress, *, restart: bool) -> Ended:
     )
     with ExitStack() as stack:
         inputs = kept_inputs(manifest, paths, stack)
-        if paths.folder.exists() and not restart:
+        cut_short = paths.folder.is_dir() and not paths.manifest.exists()
+        if paths.folder.exists() and not restart and not cut_short:
             raise SglbatchError(
                 "job-exists",
                 "this output has a job already",
                 where=str(output),
                 hint="--restart moves it aside and merges anew; nothing is deleted",
             )
-        folder = stack.enter_context(JobFolder(paths, restart=restart, progress=progress))
+        folder = stack.enter_context(JobFolder(paths, restart=restart or cut_short, progress=progress))
         with progress.stage("write", label="merging", total=len(parts)):
             store = RowStore.create(paths.rows, num_rows=manifest.num_rows)
             stack.callback(store.close)
@@ -94,14 +112,16 @@ def merge(output: Path, progress: Progress, *, restart: bool) -> Ended:
                 _link_files(part.paths.journal, paths.journal)
                 _link_files(part.paths.spending, paths.spending)
                 folder.heartbeat.check()
+                held.check()
                 progress.advance()
-            assert store.num_finished == manifest.num_rows, "a row is missing"
+            if store.num_finished != manifest.num_rows:
+                raise _do_not_fit(output, f"{manifest.num_rows - store.num_finished:,} rows are in none")
             written = write_rows(output, store, inputs=inputs, config=config)
             store.sync()
         allowed = config.max_failures.allows(written.num_failed, written.num_rows)
         report = _report(parts, tally, paths=paths, exit_code=EXIT_DONE if allowed else EXIT_FAILED_ROWS)
-        lines = [f"merged from {len(parts)} pieces", *cut_lines(tally)]
-        report = replace(report, warnings=(*lines, *written.warnings))
+        lines = change_warnings(tally, report.notes, ReadCounts(**report.journal))
+        report = replace(report, warnings=(f"merged from {counted(len(parts), 'piece')}", *lines, *written.warnings))
         report.save(paths.report)
         finish(manifest, store, written, paths)
         return Ended(report=report, exit_code=report.exit_code)
@@ -109,17 +129,24 @@ def merge(output: Path, progress: Progress, *, restart: bool) -> Ended:
 
 def _parts(output: Path) -> list[_Part]:
     """All pieces of one plan, in their order."""
-    pattern = f"{output.stem}.shard-*-of-*{output.suffix}.job"
     found: list[_Part] = []
-    for folder in sorted(output.absolute().parent.glob(pattern)):
-        paths = JobPaths(output=folder.with_name(folder.name.removesuffix(".job")))
+    for shard, place in Shard.outputs(output):
+        paths = JobPaths(output=place)
         manifest = Manifest.load(paths.manifest)
-        if manifest.piece is not None:
-            found.append(_Part(paths=paths, manifest=manifest, shard=Shard.parse(manifest.piece["shard"])))
+        if manifest.piece is None or manifest.piece["shard"] != str(shard):
+            what = "no piece" if manifest.piece is None else f"piece {manifest.piece['shard']}"
+            raise SglbatchError(
+                "pieces-differ",
+                f"this folder has the name of piece {shard} and in it the job of {what}",
+                where=str(paths.folder),
+                hint="give it back its own name, or move it away",
+            )
+        found.append(_Part(paths=paths, manifest=manifest, shard=shard))
     if not found:
+        name = Shard(number=1, count=1).output(output).name.replace("1-of-1", "I-of-N")
         raise SglbatchError(
             "no-pieces",
-            f"there are no pieces of this output ({pattern})",
+            f"there are no pieces of this output ({name}.job)",
             where=str(output),
             hint="make them: sglbatch run ... -o OUT --plan FILE --shard 1/N, and so on to N/N",
         )
@@ -170,12 +197,22 @@ def _named(numbers: Sequence[int], count: int) -> str:
 
 def _take_rows(part: _Part, store: RowStore, tally: Tally) -> None:
     assert part.manifest.finished is not None
-    places = np.load(part.paths.piece_rows, allow_pickle=False)
-    rows = RowStore.open(part.paths.rows / part.manifest.finished.rows_file, num_rows=part.manifest.num_rows)
-    for row in rows:
+    places = piece_places(part.paths, part.manifest)
+    for row in finished_rows(part.paths, part.manifest, part.manifest.finished):
         placed = replace(row, index=int(places[row.index]))
+        if placed.index in store:
+            raise _do_not_fit(part.paths.output, f"row {placed.index + 1:,} is in another piece too")
         store.put(placed)
         tally.count(placed)
+
+
+def _do_not_fit(where: Path, reason: str) -> SglbatchError:
+    return SglbatchError(
+        "pieces-differ",
+        f"the pieces do not make up the whole: {reason}",
+        where=str(where),
+        hint="were they cut by different versions of sglbatch? run the pieces again with one of them, and --restart",
+    )
 
 
 def _link_files(source: Path, target: Path) -> None:
@@ -205,6 +242,9 @@ def _report(parts: Sequence[_Part], tally: Tally, *, paths: JobPaths, exit_code:
     best = sum(report.best_hit_rate * report.prompt_tokens for report in reports)
     stages = {stage: max(r.seconds.get(stage, 0.0) for r in reports) for stage in reports[0].seconds}
     journal = {name: sum(report.journal.get(name, 0) for report in reports) for name in reports[0].journal}
+    notes: Counter[str] = Counter()
+    for report in reports:
+        notes.update(report.notes)
     return replace(
         reports[0],
         **sums,
@@ -223,6 +263,7 @@ def _report(parts: Sequence[_Part], tally: Tally, *, paths: JobPaths, exit_code:
         seconds=stages,
         errors=tally.errors,
         journal=journal,
+        notes=dict(notes),
         output=str(paths.output),
         api={},
         started=min(report.started for report in reports),
