@@ -26,6 +26,7 @@ from sglbatch.job.manifest import Manifest
 from sglbatch.job.merging import merge
 from sglbatch.job.paths import JobPaths
 from sglbatch.job.progress import Progress
+from sglbatch.job.report import Report
 from sglbatch.job.runner import Ended
 from sglbatch.job.shards import SavedPlan, Shard
 from sglbatch.job.signals import Stopped, StopRequest
@@ -55,6 +56,19 @@ def odd(s, q):
     s += "Question: " + q + sgl.gen("answer", max_tokens=4)
     s["odd"] = "\\ud800"
 """
+
+
+API_FACTS: dict[str, Any] = {
+    "endpoint": "http://here/v1",
+    "http_requests": 1,
+    "answers": 1,
+    "answers_without_usage": 0,
+    "retries": {"timeout": 2},
+    "methods": {},
+    "cost": {"dollars": 0.0, "earlier_dollars": 0.0, "prices": "--price"},
+    "speculation": {"saved_prompt_tokens": 0, "used_tokens": 0, "wasted_tokens": 0, "places_off": 0},
+    "calls_ahead": 0,
+}
 
 
 @pytest.fixture
@@ -408,14 +422,17 @@ def test_a_merged_report_says_what_the_pieces_changed_in_values(world: World) ->
     assert report.notes == {SURROGATE: 6} and f"6 {SURROGATE}" in report.warnings
 
 
-def test_a_merged_job_may_spend_what_its_pieces_might(world: World) -> None:
+def test_a_merged_job_has_spent_and_may_spend_what_its_pieces_have_and_might(world: World) -> None:
     world.questions(range(4))
     in_two(world)
-    for number, most in ((1, 2.0), (2, 3.0)):
-        path = piece_folder(world, number) / "manifest.json"
-        manifest = Manifest.load(path)
-        replace(manifest, config=replace(manifest.config, max_cost=most)).save(path)
-    merged(world)
+    for number, dollars in ((1, 2.0), (2, 3.0)):
+        piece = JobPaths(output=piece_folder(world, number).with_suffix(""))
+        manifest, report = Manifest.load(piece.manifest), Report.load(piece.report)
+        replace(manifest, config=replace(manifest.config, max_cost=dollars)).save(piece.manifest)
+        replace(report, api={**API_FACTS, "cost": {**API_FACTS["cost"], "dollars": dollars}}).save(piece.report)
+    report = merged(world).report
+    assert report.api["cost"]["dollars"] == 5 and report.api["retries"] == {"timeout": 4}
+    assert "cost      $5.00 by --price" in report.render()
     assert Manifest.load(world.paths.manifest).config.max_cost == 5
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -265,6 +265,20 @@ def _report(parts: Sequence[_Part], tally: Tally, *, paths: JobPaths, exit_code:
         journal=journal,
         notes=dict(notes),
         output=str(paths.output),
-        api={},
+        api=_together([report.api for report in reports if report.api]),
         started=min(report.started for report in reports),
     )
+
+
+def _together(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What endpoints were asked, together: counts and dollars added, unknown where one is; texts are the first's."""
+    found: dict[str, Any] = {}
+    for name in dict.fromkeys(name for each in facts for name in each):
+        values = [each[name] for each in facts if name in each]
+        if isinstance(values[0], Mapping):
+            found[name] = _together(values)
+        elif isinstance(values[0], str):
+            found[name] = values[0]
+        else:
+            found[name] = None if None in values else sum(values)
+    return found
