@@ -11,13 +11,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from sglbatch.data import check_writable
 from sglbatch.errors import EXIT_DONE, EXIT_FAILED_ROWS, SglbatchError
 from sglbatch.job.folder import JobFolder
 from sglbatch.job.heartbeat import Heartbeat
 from sglbatch.job.job import change_warnings, finish
 from sglbatch.job.lock import JobLock
-from sglbatch.job.manifest import Manifest, differences
+from sglbatch.job.manifest import Finished, Manifest, differences
 from sglbatch.job.paths import JobPaths, sync_folder
 from sglbatch.job.prepare import check_no_input
 from sglbatch.job.progress import Progress
@@ -49,6 +51,11 @@ class _Part:
     def piece(self) -> dict[str, Any]:
         assert self.manifest.piece is not None
         return dict(self.manifest.piece)
+
+    @property
+    def finished(self) -> Finished:
+        assert self.manifest.finished is not None
+        return self.manifest.finished
 
     @property
     def whole_identity(self) -> dict[str, Any]:
@@ -92,8 +99,18 @@ def _merge(parts: Sequence[_Part], paths: JobPaths, progress: Progress, held: He
         finished=None,
         piece=None,
     )
-    with ExitStack() as stack:
+    with ExitStack() as stack:  # what can be wrong is found before an old job is moved aside
         inputs = kept_inputs(manifest, paths, stack)
+        places = [piece_places(part.paths, part.manifest) for part in parts]
+        rows = [finished_rows(part.paths, part.manifest, part.finished) for part in parts]
+        reports = [Report.load(part.paths.report) for part in parts]
+        if not np.array_equal(np.sort(np.concatenate(places)), np.arange(manifest.num_rows)):
+            raise SglbatchError(
+                "pieces-differ",
+                "the pieces do not make up the whole: a row is in two of them, or in none",
+                where=str(output),
+                hint="were they cut by different versions of sglbatch? run them again with one, and with --restart",
+            )
         cut_short = paths.folder.is_dir() and not paths.manifest.exists()
         if paths.folder.exists() and not restart and not cut_short:
             raise SglbatchError(
@@ -107,19 +124,20 @@ def _merge(parts: Sequence[_Part], paths: JobPaths, progress: Progress, held: He
             store = RowStore.create(paths.rows, num_rows=manifest.num_rows)
             stack.callback(store.close)
             tally = Tally()
-            for part in parts:
-                _take_rows(part, store, tally)
+            for part, its_places, its_rows in zip(parts, places, rows, strict=True):
+                for row in its_rows:
+                    placed = replace(row, index=int(its_places[row.index]))
+                    store.put(placed)
+                    tally.count(placed)
                 _link_files(part.paths.journal, paths.journal)
                 _link_files(part.paths.spending, paths.spending)
                 folder.heartbeat.check()
                 held.check()
                 progress.advance()
-            if store.num_finished != manifest.num_rows:
-                raise _do_not_fit(output, f"{manifest.num_rows - store.num_finished:,} rows are in none")
             written = write_rows(output, store, inputs=inputs, config=config)
             store.sync()
         allowed = config.max_failures.allows(written.num_failed, written.num_rows)
-        report = _report(parts, tally, paths=paths, exit_code=EXIT_DONE if allowed else EXIT_FAILED_ROWS)
+        report = _report(reports, tally, paths=paths, exit_code=EXIT_DONE if allowed else EXIT_FAILED_ROWS)
         lines = change_warnings(tally, report.notes, ReadCounts(**report.journal))
         report = replace(report, warnings=(f"merged from {counted(len(parts), 'piece')}", *lines, *written.warnings))
         report.save(paths.report)
@@ -186,33 +204,13 @@ def _check_same(parts: Sequence[_Part], output: Path) -> None:
                 f"{first.paths.folder.name} and {part.paths.folder.name} are no pieces of one job: "
                 f"{'; '.join(different)}",
                 where=str(output),
-                hint="move the folders of the pieces that do not belong here away",
+                hint="run those again that are older, with the same plan and options, or move their folders away",
             )
 
 
 def _named(numbers: Sequence[int], count: int) -> str:
     more = ", ..." if len(numbers) > 10 else ""
     return ", ".join(f"{number}/{count}" for number in numbers[:10]) + more
-
-
-def _take_rows(part: _Part, store: RowStore, tally: Tally) -> None:
-    assert part.manifest.finished is not None
-    places = piece_places(part.paths, part.manifest)
-    for row in finished_rows(part.paths, part.manifest, part.manifest.finished):
-        placed = replace(row, index=int(places[row.index]))
-        if placed.index in store:
-            raise _do_not_fit(part.paths.output, f"row {placed.index + 1:,} is in another piece too")
-        store.put(placed)
-        tally.count(placed)
-
-
-def _do_not_fit(where: Path, reason: str) -> SglbatchError:
-    return SglbatchError(
-        "pieces-differ",
-        f"the pieces do not make up the whole: {reason}",
-        where=str(where),
-        hint="were they cut by different versions of sglbatch? run the pieces again with one of them, and --restart",
-    )
 
 
 def _link_files(source: Path, target: Path) -> None:
@@ -233,9 +231,8 @@ def _link_files(source: Path, target: Path) -> None:
     sync_folder(target)
 
 
-def _report(parts: Sequence[_Part], tally: Tally, *, paths: JobPaths, exit_code: int) -> Report:
+def _report(reports: Sequence[Report], tally: Tally, *, paths: JobPaths, exit_code: int) -> Report:
     """The pieces' numbers together; of each stage the seconds of the piece that took longest."""
-    reports = [Report.load(part.paths.report) for part in parts]
     sums = {name: sum(getattr(report, name) for report in reports) for name in _SUMS}
     tokens = sums["prompt_tokens"]
     computed = sums["computed_prompt_tokens"]
