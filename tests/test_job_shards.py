@@ -4,25 +4,34 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import signal
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from sglbatch.data.values import SURROGATE
 from sglbatch.errors import SglbatchError
-from sglbatch.job import commands
+from sglbatch.job import commands, merging
 from sglbatch.job.config import MaxFailures
+from sglbatch.job.folder import JobFolder
+from sglbatch.job.manifest import Manifest
 from sglbatch.job.merging import merge
+from sglbatch.job.paths import JobPaths
 from sglbatch.job.progress import Progress
+from sglbatch.job.report import Report
 from sglbatch.job.runner import Ended
 from sglbatch.job.shards import SavedPlan, Shard
+from sglbatch.job.signals import Stopped, StopRequest
 from sglbatch.planner import make_plan
-from tests.job_world import World
+from tests.job_world import TWO_GENS, World
 
 SAMPLED = """
 import sglbatch as sgl
@@ -37,6 +46,29 @@ def sampled(s, q):
     right += " right" + sgl.gen("r", max_tokens=2)
     s["both"] = left["l"] + right["r"]
 """
+
+
+ODD = """
+import sglbatch as sgl
+
+@sgl.function(temperature=0)
+def odd(s, q):
+    s += "Question: " + q + sgl.gen("answer", max_tokens=4)
+    s["odd"] = "\\ud800"
+"""
+
+
+API_FACTS: dict[str, Any] = {
+    "endpoint": "http://here/v1",
+    "http_requests": 1,
+    "answers": 1,
+    "answers_without_usage": 0,
+    "retries": {"timeout": 2},
+    "methods": {},
+    "cost": {"dollars": 0.0, "earlier_dollars": 0.0, "prices": "--price"},
+    "speculation": {"saved_prompt_tokens": 0, "used_tokens": 0, "wasted_tokens": 0, "places_off": 0},
+    "calls_ahead": 0,
+}
 
 
 @pytest.fixture
@@ -208,6 +240,202 @@ def test_more_pieces_than_rows_and_half_of_the_options(world: World) -> None:
         world.config(plan=plan)
     with pytest.raises(SglbatchError, match="not a saved plan"):
         run_piece(world, world.data, "1/2")
+
+
+def in_two(world: World, **options: Any) -> Path:
+    """The plan of a job whose two pieces have run."""
+    plan = plan_of(world, **{name: value for name, value in options.items() if name in ("id_column", "data")})
+    for shard in ("1/2", "2/2"):
+        run_piece(world, plan, shard, **options)
+    return plan
+
+
+def piece_folder(world: World, number: int) -> Path:
+    return world.folder / f"out.shard-{number}-of-2.jsonl.job"
+
+
+@pytest.mark.parametrize("name", ["out.jsonl.gz", "a [1-2]*.x.jsonl", "v1.2.parquet"])
+def test_any_output_s_name_is_found_again(world: World, name: str) -> None:
+    world.questions(range(4))
+    whole = world.folder / name
+    in_two(world, output=whole)
+    assert merged(world, output=whole).exit_code == 0 and whole.exists()
+
+
+def test_merge_overwrites_no_stranger_and_no_input(world: World) -> None:
+    world.questions(range(4))
+    plan = in_two(world)
+    world.paths.output.write_text("precious")
+    with pytest.raises(SglbatchError, match="no job") as raised:
+        merged(world)
+    assert raised.value.code == "output-exists" and world.paths.output.read_text() == "precious"
+    before = world.data.read_bytes()
+    for shard in ("1/2", "2/2"):
+        run_piece(world, plan, shard, output=world.data)
+    for restart in (False, True):
+        with pytest.raises(SglbatchError, match="would overwrite this input"):
+            merged(world, output=world.data, restart=restart)
+    with pytest.raises(SglbatchError, match="would overwrite this input"):
+        commands.run(world.config(output=world.data, shard="1/2", plan=plan), restart=False, as_json=False)
+    for data in (str(world.data), str(world.data.with_name("*.jsonl"))):
+        with pytest.raises(SglbatchError, match="would overwrite this input"):
+            commands.plan(world.config(data=(data,)), save=world.data, as_json=False)
+    assert world.data.read_bytes() == before
+
+
+def test_copies_of_pieces_are_told_from_pieces(world: World) -> None:
+    world.questions(range(6))
+    in_two(world)
+    shutil.copytree(piece_folder(world, 1), world.folder / "out.shard-1-of-2-backup.jsonl.job")
+    (world.folder / "out.shard-x-of-y.jsonl.job").mkdir()
+    piece_folder(world, 2).rename(world.folder / "aside")
+    piece_folder(world, 2).mkdir()
+    with pytest.raises(SglbatchError, match="are not there: 2/2"):
+        merged(world)
+    piece_folder(world, 2).rmdir()
+    shutil.copytree(piece_folder(world, 1), piece_folder(world, 2))
+    with pytest.raises(SglbatchError, match="the name of piece 2/2 and in it the job of piece 1/2"):
+        merged(world)
+    shutil.rmtree(piece_folder(world, 2))
+    (world.folder / "aside").rename(piece_folder(world, 2))
+    assert merged(world).exit_code == 0
+
+
+@pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: path.write_bytes(path.read_bytes()[:70])])
+@pytest.mark.parametrize("name", ["rows-*.npy", "rows/*.jsonl"])
+def test_a_damaged_piece_is_named_and_can_be_mended(world: World, name: str, damage: Callable[[Path], Any]) -> None:
+    world.questions(range(6))
+    plan = in_two(world)
+    damage(next(piece_folder(world, 2).glob(name)))
+    with pytest.raises(SglbatchError) as raised:
+        merged(world)
+    assert raised.value.code == "job-damaged" and not world.paths.folder.exists()
+    done = world.num_requests
+    if name.endswith(".jsonl"):
+        (world.folder / "out.shard-2-of-2.jsonl").unlink()  # as the hint says
+    run_piece(world, plan, "2/2")
+    assert merged(world).exit_code == 0 and world.num_requests == done
+
+
+def test_pieces_that_do_not_make_up_the_whole(world: World) -> None:
+    world.questions(range(6))
+    in_two(world)
+    merged(world)
+    rows = next(piece_folder(world, 2).glob("rows-*.npy"))
+    places = np.load(rows)
+    np.save(rows, np.flatnonzero(~np.isin(np.arange(6), places[:-1]))[-len(places) :])
+    with pytest.raises(SglbatchError, match="do not make up the whole"):
+        merged(world, restart=True)
+    assert world.paths.output.exists(), "nothing is moved aside for a merge that cannot be"
+
+
+def test_a_merge_that_was_cut_short_is_made_anew(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.questions(range(4))
+    in_two(world)
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="full"):
+        patch.setattr(merging, "write_rows", Mock(side_effect=OSError(28, "full")))
+        merged(world)
+    assert world.paths.folder.exists()
+    assert merged(world).exit_code == 0 and world.run().unchanged
+
+
+def test_pieces_that_run_are_not_merged(world: World) -> None:
+    world.questions(range(6))
+    world.failing = ("number 3?",)
+    in_two(world)
+    piece = JobPaths(output=world.folder / "out.shard-1-of-2.jsonl")
+    with (
+        JobFolder(piece, restart=False, progress=Progress(world.stderr)),
+        pytest.raises(SglbatchError, match="running"),
+    ):
+        merged(world)
+    merged(world)
+
+
+def test_a_piece_keeps_the_rows_of_the_plan_that_it_finished(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a run with another plan was stopped before it began."""
+    world.write_rows([{"q": "abcdef"[i % 6] + str(i)} for i in range(8)])
+    data, plan = world.data.read_bytes(), in_two(world)
+    merged(world)
+    before = world.paths.output.read_bytes()
+    world.write_rows([{"q": "fedcba"[i // 2 % 6] * 3 + str(i)} for i in range(8)])
+    plan_of(world)
+    with monkeypatch.context() as patch:
+        patch.setattr(StopRequest, "check", Mock(side_effect=Stopped(143, "stopped")))
+        assert run_piece(world, plan, "1/2").exit_code == 143
+    world.data.write_bytes(data)
+    merged(world, restart=True)
+    assert world.paths.output.read_bytes() == before
+
+
+def test_damaged_plans(world: World) -> None:
+    world.questions(range(6))
+    path = plan_of(world)
+    content = path.read_bytes()
+    for place in range(0, len(content), 41):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 0x55]) + content[place + 1 :])
+        try:
+            SavedPlan.load(path)
+        except SglbatchError as error:
+            assert error.code in ("plan-unreadable", "plan-version")
+    arrays = dict(np.load(io.BytesIO(content)))
+    for name, value in [
+        ("row_places", arrays["row_places"] + 100),
+        ("row_places", arrays["row_places"].astype(float)),
+        ("occurrences", arrays["occurrences"][:2]),
+        ("identity", np.frombuffer(b"[1]", dtype=np.uint8)),
+        ("identity", np.frombuffer(b"{bad", dtype=np.uint8)),
+    ]:
+        with path.open("wb") as file:
+            np.savez(file, **{**arrays, name: value})
+        with pytest.raises(SglbatchError) as raised:
+            SavedPlan.load(path)
+        assert raised.value.code == "plan-unreadable"
+
+
+def test_a_plan_that_is_saved_is_of_all_first_calls(world: World) -> None:
+    """A merged job has answered them, but pieces have journals of their own."""
+    world.questions(range(8))
+    plan = in_two(world)
+    merged(world)
+    before = SavedPlan.load(plan).row_places.tolist()
+    assert SavedPlan.load(plan_of(world)).row_places.tolist() == before
+    world.write_template(TWO_GENS.replace("Answer", "Reply"))
+    assert SavedPlan.load(plan_of(world)).row_places.tolist() == before
+    done = world.num_requests
+    in_two(world)
+    assert world.num_requests == done + 8, "the last question of each row"
+
+
+def test_what_cannot_go_together_with_pieces(world: World) -> None:
+    world.questions(range(4))
+    plan = plan_of(world)
+    with pytest.raises(SglbatchError, match="--show answers the first rows of the data"):
+        commands.show(world.config(shard="1/2", plan=plan), count=1)
+    with pytest.raises(SglbatchError, match="--keep cannot have columns of standard input"):
+        run_piece(world, plan, "1/2", data=("-",), keep=("q",))
+
+
+def test_a_merged_report_says_what_the_pieces_changed_in_values(world: World) -> None:
+    world.write_template(ODD)
+    world.questions(range(6))
+    in_two(world)
+    report = merged(world).report
+    assert report.notes == {SURROGATE: 6} and f"6 {SURROGATE}" in report.warnings
+
+
+def test_a_merged_job_has_spent_and_may_spend_what_its_pieces_have_and_might(world: World) -> None:
+    world.questions(range(4))
+    in_two(world)
+    for number, dollars in ((1, 2.0), (2, 3.0)):
+        piece = JobPaths(output=piece_folder(world, number).with_suffix(""))
+        manifest, report = Manifest.load(piece.manifest), Report.load(piece.report)
+        replace(manifest, config=replace(manifest.config, max_cost=dollars)).save(piece.manifest)
+        replace(report, api={**API_FACTS, "cost": {**API_FACTS["cost"], "dollars": dollars}}).save(piece.report)
+    report = merged(world).report
+    assert report.api["cost"]["dollars"] == 5 and report.api["retries"] == {"timeout": 4}
+    assert "cost      $5.00 by --price" in report.render()
+    assert Manifest.load(world.paths.manifest).config.max_cost == 5
 
 
 def saved_plan(prompts: list[list[int]], rows: list[int]) -> SavedPlan:

@@ -7,6 +7,7 @@ from sglbatch.data.output import (
     WriteReport,
     check_collisions,
     check_writable,
+    suffix_of,
     write_output,
 )
 from sglbatch.data.row import Row
@@ -22,5 +23,6 @@ __all__ = [
     "check_collisions",
     "check_writable",
     "open_rows",
+    "suffix_of",
     "write_output",
 ]

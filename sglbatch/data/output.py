@@ -25,6 +25,7 @@ __all__ = [
     "check_collisions",
     "check_writable",
     "output_format",
+    "suffix_of",
     "write_output",
 ]
 
@@ -40,6 +41,11 @@ class WriteReport:
     num_failed: int
     columns: tuple[str, ...]
     warnings: tuple[str, ...]
+
+
+def suffix_of(path: Path) -> str:
+    """What says the output's format, ``.jsonl.gz`` whole; "" where nothing does."""
+    return max((suffix for suffix in _SUFFIXES if path.name.endswith(suffix)), key=len, default="")
 
 
 def output_format(path: Path) -> Literal["parquet", "jsonl"]:

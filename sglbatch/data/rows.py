@@ -75,7 +75,10 @@ class Rows:
 
     def select(self, indices: Sequence[int]) -> Rows:
         """Only the rows at these places, ascending; of the same input."""
-        return Rows([_Selected(self, indices)], inputs=self._inputs, spool=self._spool, files=self._files)
+        selected = Rows([_Selected(self, indices)], inputs=self._inputs, spool=self._spool, files=self._files)
+        if "fingerprint" in self.__dict__:  # reading all files again would not make it another one
+            selected.fingerprint = self.fingerprint
+        return selected
 
     @cached_property
     def fingerprint(self) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ from sglbatch.job.manifest import Manifest
 from sglbatch.job.merging import merge as merge_pieces
 from sglbatch.job.paths import JobPaths, job_of
 from sglbatch.job.planning import change_lines, journal_lines, plan_job, plan_line, silence_lines, unenforced_lines
-from sglbatch.job.prepare import prepared
+from sglbatch.job.prepare import check_no_input, check_output, prepared
 from sglbatch.job.progress import Progress
 from sglbatch.job.report import Report
 from sglbatch.job.rows import FinishedRow
@@ -43,6 +43,7 @@ def run(config: RunConfig, *, restart: bool, as_json: bool) -> int:
     if config.output is None:
         config = replace(config, output=default_output(config.template, config.data))
     if config.shard is not None and config.output is not None:
+        check_output(config.output, config)  # which `merge` will write
         config = replace(config, output=Shard.parse(config.shard).output(config.output))
     stop = StopRequest(time_limit_s=config.time_limit_s)
     with listening(stop), _printed_aside():
@@ -81,6 +82,12 @@ def show(config: RunConfig, *, count: int) -> int:
     """Prints ``count`` rows' whole texts, markup and answers included; leaves nothing behind."""
     if count < 1:
         raise SglbatchError("bad-option", f"--show must be at least 1, not {count}", hint="for example --show 2")
+    if config.shard is not None:
+        raise SglbatchError(
+            "bad-option",
+            "--show answers the first rows of the data, not of a piece",
+            hint="leave --shard and --plan out",
+        )
     config = replace(config, output=None, limit=min(count, config.limit or count))
     stop = StopRequest()
     with listening(stop), _printed_aside():
@@ -109,12 +116,16 @@ def plan(config: RunConfig, *, save: Path | None, as_json: bool, graph: str | No
     """Plans as ``run`` does, against the existing job if there is one, and makes no job; 1 where every row fails.
 
     Args:
+        save: where the plan goes; it is then of all first calls, whatever is answered already, since pieces have
+            journals of their own, and get the same rows as before where the first calls are the same.
         graph: "text", "dot" or "json": print the program's graph in this form, and nothing else.
     """
     if graph is not None:
         return _print_graph(config, graph)
     progress = Progress(sys.stderr)
-    paths = _existing_job(config)
+    if save is not None:
+        check_no_input(save, config)
+    paths = _existing_job(config) if save is None else None
     tally = Tally()
     with _printed_aside(), prepared(replace(config, output=None), tell=progress.note) as ready:
         check_reorder(ready)

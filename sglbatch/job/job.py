@@ -6,7 +6,7 @@ import importlib.metadata
 import platform
 import time
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Final
 
@@ -21,7 +21,7 @@ from sglbatch.job.paths import JobPaths
 from sglbatch.job.planning import journal_lines, plan_job, plan_line, silence_lines, unenforced_lines
 from sglbatch.job.pool import pool_lines
 from sglbatch.job.prepare import Prepared
-from sglbatch.job.records import numbered_files
+from sglbatch.job.records import ReadCounts, numbered_files
 from sglbatch.job.report import Report
 from sglbatch.job.rows import FinishedRow, RowStore, remove_older
 from sglbatch.job.signals import Stopped
@@ -177,6 +177,7 @@ class Job:
             seconds={stage: round(self._progress.seconds.get(stage, 0.0), 3) for stage in _STAGES},
             errors=tally.errors,
             warnings=tuple(self._warnings()),
+            notes=dict(self._execution.notes),
             journal=asdict(counts),
             output=str(self._paths.output),
             api=self._api_facts(backend),
@@ -195,16 +196,18 @@ class Job:
         return {**backend.facts(), "calls_ahead": self._driver.calls_ahead}
 
     def _warnings(self) -> list[str]:
-        lines = cut_lines(self._tally)
-        lines += [f"{count:,} {note}" for note, count in sorted(self._execution.notes.items())]
-        lines += journal_lines(replace(self._folder.journal.counts, torn=0))
-        return [*lines, *self._write_warnings]
+        return [
+            *change_warnings(self._tally, self._execution.notes, self._folder.journal.counts),
+            *self._write_warnings,
+        ]
 
 
-def cut_lines(tally: Tally) -> list[str]:
-    """Nothing is cut silently."""
+def change_warnings(tally: Tally, notes: Mapping[str, int], counts: ReadCounts) -> list[str]:
+    """Nothing is cut, changed or left out silently."""
     cut = tally.num_hit_max_tokens
-    return [f"{counted(cut, 'row')} hit max_tokens: their answers are cut"] if cut else []
+    lines = [f"{counted(cut, 'row')} hit max_tokens: their answers are cut"] if cut else []
+    lines += [f"{count:,} {note}" for note, count in sorted(notes.items())]
+    return [*lines, *journal_lines(replace(counts, torn=0))]
 
 
 def finish(manifest: Manifest, store: RowStore, written: WriteReport, paths: JobPaths) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,18 +16,22 @@ import numpy as np
 from sglbatch.data import check_writable
 from sglbatch.errors import EXIT_DONE, EXIT_FAILED_ROWS, SglbatchError
 from sglbatch.job.folder import JobFolder
-from sglbatch.job.job import cut_lines, finish
-from sglbatch.job.manifest import Manifest, differences
+from sglbatch.job.heartbeat import Heartbeat
+from sglbatch.job.job import change_warnings, finish
+from sglbatch.job.lock import JobLock
+from sglbatch.job.manifest import Finished, Manifest, differences
 from sglbatch.job.paths import JobPaths, sync_folder
+from sglbatch.job.prepare import check_no_input
 from sglbatch.job.progress import Progress
-from sglbatch.job.records import numbered_files
+from sglbatch.job.records import ReadCounts, numbered_files
 from sglbatch.job.report import Report
 from sglbatch.job.rows import RowStore
-from sglbatch.job.runner import Ended
-from sglbatch.job.shards import Shard
+from sglbatch.job.runner import Ended, check_no_stranger, finished_rows
+from sglbatch.job.shards import Shard, piece_places
 from sglbatch.job.status import kept_inputs
 from sglbatch.job.tally import Tally
 from sglbatch.job.writing import write_rows
+from sglbatch.planner import counted
 
 _SUMS: Final = (
     *("requests", "calls_reused", "calls_collapsed", "prompt_tokens", "computed_prompt_tokens"),
@@ -48,6 +53,11 @@ class _Part:
         return dict(self.manifest.piece)
 
     @property
+    def finished(self) -> Finished:
+        assert self.manifest.finished is not None
+        return self.manifest.finished
+
+    @property
     def whole_identity(self) -> dict[str, Any]:
         """Of the job that it is a piece of."""
         return replace(self.manifest, piece=None).identity()
@@ -60,13 +70,27 @@ def merge(output: Path, progress: Progress, *, restart: bool) -> Ended:
 
     Raises:
         SglbatchError: ``no-pieces``, ``pieces-missing``, ``pieces-unfinished``, ``pieces-differ``; ``job-exists``; as
-            ``write_rows``.
+            ``write_rows``. ``job-locked`` where a piece runs; ``job-damaged``; ``output-exists``, ``output-is-input``.
     """
     paths = JobPaths(output=output)
     check_writable(output)
-    parts = _parts(output)
+    with ExitStack() as stack:
+        locks: list[JobLock] = []  # no process may run a piece while it is read
+        for part in _parts(output):
+            locks.append(JobLock.acquire(part.paths.lock))
+            stack.callback(locks[-1].release)
+        held = stack.enter_context(Heartbeat([lock.renew for lock in locks]))
+        return _merge(_parts(output), paths, progress, held, restart=restart)
+
+
+def _merge(parts: Sequence[_Part], paths: JobPaths, progress: Progress, held: Heartbeat, *, restart: bool) -> Ended:
+    output = paths.output
     first = parts[0].manifest
-    config = replace(first.config, output=output, shard=None, plan=None)
+    max_costs = [part.manifest.config.max_cost for part in parts]
+    max_cost = None if None in max_costs else sum(cost for cost in max_costs if cost is not None)
+    config = replace(first.config, output=output, shard=None, plan=None, max_cost=max_cost)
+    check_no_input(output, config)
+    check_no_stranger(paths, restart)
     manifest = replace(
         first,
         config=config,
@@ -75,33 +99,47 @@ def merge(output: Path, progress: Progress, *, restart: bool) -> Ended:
         finished=None,
         piece=None,
     )
-    with ExitStack() as stack:
+    with ExitStack() as stack:  # what can be wrong is found before an old job is moved aside
         inputs = kept_inputs(manifest, paths, stack)
-        if paths.folder.exists() and not restart:
+        places = [piece_places(part.paths, part.manifest) for part in parts]
+        rows = [finished_rows(part.paths, part.manifest, part.finished) for part in parts]
+        reports = [Report.load(part.paths.report) for part in parts]
+        if not np.array_equal(np.sort(np.concatenate(places)), np.arange(manifest.num_rows)):
+            raise SglbatchError(
+                "pieces-differ",
+                "the pieces do not make up the whole: a row is in two of them, or in none",
+                where=str(output),
+                hint="were they cut by different versions of sglbatch? run them again with one, and with --restart",
+            )
+        cut_short = paths.folder.is_dir() and not paths.manifest.exists()
+        if paths.folder.exists() and not restart and not cut_short:
             raise SglbatchError(
                 "job-exists",
                 "this output has a job already",
                 where=str(output),
                 hint="--restart moves it aside and merges anew; nothing is deleted",
             )
-        folder = stack.enter_context(JobFolder(paths, restart=restart, progress=progress))
+        folder = stack.enter_context(JobFolder(paths, restart=restart or cut_short, progress=progress))
         with progress.stage("write", label="merging", total=len(parts)):
             store = RowStore.create(paths.rows, num_rows=manifest.num_rows)
             stack.callback(store.close)
             tally = Tally()
-            for part in parts:
-                _take_rows(part, store, tally)
+            for part, its_places, its_rows in zip(parts, places, rows, strict=True):
+                for row in its_rows:
+                    placed = replace(row, index=int(its_places[row.index]))
+                    store.put(placed)
+                    tally.count(placed)
                 _link_files(part.paths.journal, paths.journal)
                 _link_files(part.paths.spending, paths.spending)
                 folder.heartbeat.check()
+                held.check()
                 progress.advance()
-            assert store.num_finished == manifest.num_rows, "a row is missing"
             written = write_rows(output, store, inputs=inputs, config=config)
             store.sync()
         allowed = config.max_failures.allows(written.num_failed, written.num_rows)
-        report = _report(parts, tally, paths=paths, exit_code=EXIT_DONE if allowed else EXIT_FAILED_ROWS)
-        lines = [f"merged from {len(parts)} pieces", *cut_lines(tally)]
-        report = replace(report, warnings=(*lines, *written.warnings))
+        report = _report(reports, tally, paths=paths, exit_code=EXIT_DONE if allowed else EXIT_FAILED_ROWS)
+        lines = change_warnings(tally, report.notes, ReadCounts(**report.journal))
+        report = replace(report, warnings=(f"merged from {counted(len(parts), 'piece')}", *lines, *written.warnings))
         report.save(paths.report)
         finish(manifest, store, written, paths)
         return Ended(report=report, exit_code=report.exit_code)
@@ -109,17 +147,24 @@ def merge(output: Path, progress: Progress, *, restart: bool) -> Ended:
 
 def _parts(output: Path) -> list[_Part]:
     """All pieces of one plan, in their order."""
-    pattern = f"{output.stem}.shard-*-of-*{output.suffix}.job"
     found: list[_Part] = []
-    for folder in sorted(output.absolute().parent.glob(pattern)):
-        paths = JobPaths(output=folder.with_name(folder.name.removesuffix(".job")))
+    for shard, place in Shard.outputs(output):
+        paths = JobPaths(output=place)
         manifest = Manifest.load(paths.manifest)
-        if manifest.piece is not None:
-            found.append(_Part(paths=paths, manifest=manifest, shard=Shard.parse(manifest.piece["shard"])))
+        if manifest.piece is None or manifest.piece["shard"] != str(shard):
+            what = "no piece" if manifest.piece is None else f"piece {manifest.piece['shard']}"
+            raise SglbatchError(
+                "pieces-differ",
+                f"this folder has the name of piece {shard} and in it the job of {what}",
+                where=str(paths.folder),
+                hint="give it back its own name, or move it away",
+            )
+        found.append(_Part(paths=paths, manifest=manifest, shard=shard))
     if not found:
+        name = Shard(number=1, count=1).output(output).name.replace("1-of-1", "I-of-N")
         raise SglbatchError(
             "no-pieces",
-            f"there are no pieces of this output ({pattern})",
+            f"there are no pieces of this output ({name}.job)",
             where=str(output),
             hint="make them: sglbatch run ... -o OUT --plan FILE --shard 1/N, and so on to N/N",
         )
@@ -159,23 +204,13 @@ def _check_same(parts: Sequence[_Part], output: Path) -> None:
                 f"{first.paths.folder.name} and {part.paths.folder.name} are no pieces of one job: "
                 f"{'; '.join(different)}",
                 where=str(output),
-                hint="move the folders of the pieces that do not belong here away",
+                hint="run those again that are older, with the same plan and options, or move their folders away",
             )
 
 
 def _named(numbers: Sequence[int], count: int) -> str:
     more = ", ..." if len(numbers) > 10 else ""
     return ", ".join(f"{number}/{count}" for number in numbers[:10]) + more
-
-
-def _take_rows(part: _Part, store: RowStore, tally: Tally) -> None:
-    assert part.manifest.finished is not None
-    places = np.load(part.paths.piece_rows, allow_pickle=False)
-    rows = RowStore.open(part.paths.rows / part.manifest.finished.rows_file, num_rows=part.manifest.num_rows)
-    for row in rows:
-        placed = replace(row, index=int(places[row.index]))
-        store.put(placed)
-        tally.count(placed)
 
 
 def _link_files(source: Path, target: Path) -> None:
@@ -196,15 +231,17 @@ def _link_files(source: Path, target: Path) -> None:
     sync_folder(target)
 
 
-def _report(parts: Sequence[_Part], tally: Tally, *, paths: JobPaths, exit_code: int) -> Report:
+def _report(reports: Sequence[Report], tally: Tally, *, paths: JobPaths, exit_code: int) -> Report:
     """The pieces' numbers together; of each stage the seconds of the piece that took longest."""
-    reports = [Report.load(part.paths.report) for part in parts]
     sums = {name: sum(getattr(report, name) for report in reports) for name in _SUMS}
     tokens = sums["prompt_tokens"]
     computed = sums["computed_prompt_tokens"]
     best = sum(report.best_hit_rate * report.prompt_tokens for report in reports)
     stages = {stage: max(r.seconds.get(stage, 0.0) for r in reports) for stage in reports[0].seconds}
     journal = {name: sum(report.journal.get(name, 0) for report in reports) for name in reports[0].journal}
+    notes: Counter[str] = Counter()
+    for report in reports:
+        notes.update(report.notes)
     return replace(
         reports[0],
         **sums,
@@ -223,7 +260,22 @@ def _report(parts: Sequence[_Part], tally: Tally, *, paths: JobPaths, exit_code:
         seconds=stages,
         errors=tally.errors,
         journal=journal,
+        notes=dict(notes),
         output=str(paths.output),
-        api={},
+        api=_together([report.api for report in reports if report.api]),
         started=min(report.started for report in reports),
     )
+
+
+def _together(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What endpoints were asked, together: counts and dollars added, unknown where one is; texts are the first's."""
+    found: dict[str, Any] = {}
+    for name in dict.fromkeys(name for each in facts for name in each):
+        values = [each[name] for each in facts if name in each]
+        if isinstance(values[0], Mapping):
+            found[name] = _together(values)
+        elif isinstance(values[0], str):
+            found[name] = values[0]
+        else:
+            found[name] = None if None in values else sum(values)
+    return found

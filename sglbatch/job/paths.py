@@ -36,10 +36,9 @@ class JobPaths:
     def plan(self) -> Path:
         return self.folder / "plan.npz"
 
-    @property
-    def piece_rows(self) -> Path:
-        """Of a piece of a larger job: the places of its rows in the whole input."""
-        return self.folder / "rows.npy"
+    def piece_rows(self, plan: str) -> Path:
+        """Of a piece of a larger job: the places of its rows in the whole input, as this plan has them."""
+        return self.folder / f"rows-{plan}.npy"
 
     @property
     def report(self) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -185,7 +186,13 @@ def prepared(config: RunConfig, *, tell: Any) -> Iterator[Prepared]:
     """
     template = load_template(config.template, program=config.program, params=config.params)
     if config.output is not None:
-        _check_output(config.output, config)
+        check_output(config.output, config)
+    if config.shard is not None and config.keep and "-" in config.data:
+        raise SglbatchError(
+            "bad-option",
+            "--keep cannot have columns of standard input here: `merge`, which writes them, cannot read it again",
+            hint="put the data into a file, or leave --keep out",
+        )
     with open_rows(config.data, limit=config.limit) as inputs:
         columns = inputs.columns
         if not columns:
@@ -261,13 +268,22 @@ def _nothing_readable(inputs: Rows) -> SglbatchError:
     )
 
 
-def _check_output(output: Path, config: RunConfig) -> None:
+def check_output(output: Path, config: RunConfig) -> None:
+    """Raises SglbatchError: as ``check_writable``, ``check_no_input``."""
     check_writable(output)
+    check_no_input(output, config)
+
+
+def check_no_input(output: Path, config: RunConfig) -> None:
+    """Raises SglbatchError: ``output-is-input``."""
+    if not output.exists():
+        return
     for source in (str(config.template), *config.data):
-        if output.exists() and Path(source).exists() and output.samefile(source):
+        found = [source] if Path(source).exists() else glob.glob(source, recursive=True)
+        if any(output.samefile(path) for path in found):
             raise SglbatchError(
                 "output-is-input",
                 "the output would overwrite this input",
                 where=str(output),
-                hint="choose another output with -o",
+                hint="name another file",
             )

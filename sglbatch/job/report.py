@@ -54,6 +54,7 @@ class Report:
         best_hit_rate: 1 - unique / all prompt tokens of the planned first requests: the most that first requests allow.
             Follow-up calls, which extend prompts already computed, can carry hit_rate above it.
         seconds: wall time by stage.
+        notes: how often what had to be changed in rows' values to keep them; also among the warnings.
         api: what an API model's endpoint was asked, what speculation saved and wasted, and what it cost.
     """
 
@@ -82,6 +83,7 @@ class Report:
     seconds: Mapping[str, float] = field(default_factory=dict)
     errors: tuple[ErrorGroup, ...] = ()
     warnings: tuple[str, ...] = ()
+    notes: Mapping[str, int] = field(default_factory=dict)
     journal: Mapping[str, int] = field(default_factory=dict)
     output: str | None = None
     model: Mapping[str, str] = field(default_factory=dict)

@@ -45,11 +45,13 @@ def run_job(config: RunConfig, surroundings: Surroundings, *, restart: bool = Fa
     with ExitStack() as stack:
         with progress.stage("read", label="reading template, data and model"):
             ready = stack.enter_context(prepared(config, tell=progress.note))
-            _check_no_stranger(paths, restart)
+            check_no_stranger(paths, restart)
             check_reorder(ready)
             check_kept(ready)
             manifest = ready.manifest()
         folder = stack.enter_context(JobFolder(paths, restart=restart, progress=progress))
+        if ready.piece is not None:
+            ready.piece.save_rows(paths)
         if folder.previous is not None:
             unchanged = _unchanged(folder.previous, manifest, paths)
             if unchanged is not None:
@@ -57,8 +59,6 @@ def run_job(config: RunConfig, surroundings: Surroundings, *, restart: bool = Fa
             manifest = replace(manifest, created=folder.previous.created)
             if folder.previous.finished is not None and not _output_untouched(folder.previous.finished, paths):
                 progress.note("the output is not there, or not as the last run left it: it is written anew")
-        if ready.piece is not None:
-            ready.piece.save_rows(paths.piece_rows)
         for line in [*change_lines(folder.previous, manifest), *journal_lines(folder.journal.counts)]:
             progress.note(line)
         job = Job(ready, folder, manifest, surroundings)
@@ -85,7 +85,7 @@ def retry_job(output: JobPaths, surroundings: Surroundings, *, changed: Mapping[
         previous = folder.previous
         assert previous is not None and previous.finished is not None
         _check_same(previous, manifest, output)
-        before = _finished_rows(output, previous, previous.finished)
+        before = finished_rows(output, previous, previous.finished)
         failed = [(row.index, row.key) for row in before if row.error is not None]
         if not failed:
             progress.note("no row has failed: nothing to do")
@@ -99,7 +99,7 @@ def retry_job(output: JobPaths, surroundings: Surroundings, *, changed: Mapping[
         return Ended(report=report, exit_code=report.exit_code)
 
 
-def _check_no_stranger(paths: JobPaths, restart: bool) -> None:
+def check_no_stranger(paths: JobPaths, restart: bool) -> None:
     """An output without a job was not made by us, or its job was moved: not ours to overwrite."""
     if paths.output.exists() and not paths.folder.exists() and not restart:
         raise SglbatchError(
@@ -166,7 +166,8 @@ def _check_same(previous: Manifest, new: Manifest, output: JobPaths) -> None:
         )
 
 
-def _finished_rows(output: JobPaths, previous: Manifest, finished: Finished) -> RowStore:
+def finished_rows(output: JobPaths, previous: Manifest, finished: Finished) -> RowStore:
+    """All rows of a finished job. Raises SglbatchError: ``job-damaged``."""
     path = output.rows / finished.rows_file
     store = RowStore.open(path, num_rows=previous.num_rows) if path.exists() else None
     if store is None or store.num_finished < finished.num_rows:

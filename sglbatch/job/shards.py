@@ -19,11 +19,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from sglbatch.data import Row
+from sglbatch.data import Row, suffix_of
 from sglbatch.errors import SglbatchError
 from sglbatch.job.identity import RowKeys, numbered_key
 from sglbatch.job.manifest import Manifest, differences
-from sglbatch.job.paths import write_atomically
+from sglbatch.job.paths import JobPaths, write_atomically
 from sglbatch.lang.calls import PendingCall
 from sglbatch.lang.row_program import RowKey
 from sglbatch.lang.template import Binding
@@ -67,7 +67,23 @@ class Shard:
 
     def output(self, whole: Path) -> Path:
         """Where the piece goes, beside the output of all pieces."""
-        return whole.with_name(f"{whole.stem}.shard-{self.number}-of-{self.count}{whole.suffix}")
+        suffix = suffix_of(whole) or whole.suffix
+        return whole.with_name(f"{whole.name.removesuffix(suffix)}.shard-{self.number}-of-{self.count}{suffix}")
+
+    @staticmethod
+    def outputs(whole: Path) -> list[tuple[Shard, Path]]:
+        """Where the pieces of an output that have a job go, in no particular order."""
+        suffix = suffix_of(whole) or whole.suffix
+        stem = whole.name.removesuffix(suffix)
+        name = re.compile(
+            rf"{re.escape(stem)}\.shard-([1-9][0-9]{{0,8}})-of-([1-9][0-9]{{0,8}}){re.escape(suffix)}\.job"
+        )
+        found = []
+        for folder in whole.absolute().parent.iterdir():
+            if (match := name.fullmatch(folder.name)) and JobPaths(output=folder.with_suffix("")).manifest.is_file():
+                shard = Shard(number=int(match[1]), count=int(match[2]))
+                found.append((shard, folder.with_suffix("")))
+        return found
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -124,18 +140,19 @@ class SavedPlan:
     @staticmethod
     def load(path: Path) -> SavedPlan:
         """Raises SglbatchError: as ``Plan.load``; ``plan-unreadable`` for one that does not know its rows."""
-        plan = Plan.load(path)
-        with np.load(path, allow_pickle=False) as saved:
-            if not {"row_places", "occurrences", "identity"} <= set(saved.files):
-                raise SglbatchError(
-                    "plan-unreadable", "this plan does not say which rows it is for", hint=_AGAIN, where=str(path)
-                )
-            return SavedPlan(
-                plan=plan,
-                row_places=saved["row_places"],
-                occurrences=saved["occurrences"],
-                identity=json.loads(saved["identity"].tobytes()),
-            )
+        plan, more = Plan.load_more(path, ("row_places", "occurrences", "identity"))
+        if len(more) < 3:
+            raise _unreadable(path, "this plan does not say which rows it is for")
+        places, occurrences = more["row_places"], more["occurrences"]
+        try:
+            identity = json.loads(more["identity"].tobytes())
+        except ValueError as error:
+            raise _unreadable(path, "what it says of its job cannot be read") from error
+        sound = places.dtype == np.int64 and occurrences.dtype == np.int32 and isinstance(identity, dict)
+        sound = sound and places.ndim == 1 and places.shape == occurrences.shape
+        if not sound or places.max(initial=-1) >= plan.num_requests or places.min(initial=0) < -1:
+            raise _unreadable(path, "its rows do not fit its calls")
+        return SavedPlan(plan=plan, row_places=places, occurrences=occurrences, identity=identity)
 
     def piece(self, shard: Shard, manifest: Manifest, *, where: Path) -> Piece:
         """The piece of a job.
@@ -230,12 +247,39 @@ class Piece:
             return None
         return partial(numbered_key, binding.arguments(row.values), number)
 
-    def save_rows(self, path: Path) -> None:
-        """Writes ``rows`` as a .npy file."""
+    def save_rows(self, paths: JobPaths) -> None:
+        """Writes ``rows`` as a .npy file of this plan's; those of a plan before stay with the rows that it finished."""
         content = io.BytesIO()
         np.save(content, self.rows, allow_pickle=False)
-        write_atomically(path, content.getvalue())
+        write_atomically(paths.piece_rows(self.plan), content.getvalue())
 
     def to_json(self) -> dict[str, Any]:
         """What the piece's manifest says of it."""
         return {"plan": self.plan, "shard": str(self.shard), "num_rows": self.num_rows}
+
+
+def piece_places(paths: JobPaths, manifest: Manifest) -> npt.NDArray[np.int64]:
+    """int64 [rows of the piece]: their places in the whole input, of the piece that has this manifest.
+
+    Raises:
+        SglbatchError: ``job-damaged``.
+    """
+    assert manifest.piece is not None
+    path = paths.piece_rows(manifest.piece["plan"])
+    try:
+        places: npt.NDArray[np.int64] = np.load(path, allow_pickle=False)
+        sound = places.dtype == np.int64 and places.shape == (manifest.num_rows,)
+    except (OSError, ValueError, EOFError):
+        sound = False
+    if not sound:
+        raise SglbatchError(
+            "job-damaged",
+            "which rows this piece has cannot be read",
+            where=str(path),
+            hint="run the piece's `sglbatch run` command again: it writes this file anew and repeats no call",
+        )
+    return places
+
+
+def _unreadable(path: Path, reason: str) -> SglbatchError:
+    return SglbatchError("plan-unreadable", reason, hint=_AGAIN, where=str(path))

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from sglbatch.data import Rows, WriteReport, check_writable, open_rows
 from sglbatch.errors import SglbatchError
 from sglbatch.job.journal import Journal
@@ -18,6 +16,7 @@ from sglbatch.job.manifest import Manifest
 from sglbatch.job.paths import JobPaths
 from sglbatch.job.records import numbered_files
 from sglbatch.job.rows import RowStore
+from sglbatch.job.shards import piece_places
 from sglbatch.job.writing import write_rows
 
 
@@ -107,7 +106,7 @@ def kept_inputs(manifest: Manifest, paths: JobPaths, stack: ExitStack) -> Rows |
     """The job's input, for its kept columns; None where it keeps none.
 
     Raises:
-        SglbatchError: ``stdin-gone``, ``data-changed``.
+        SglbatchError: ``stdin-gone``, ``data-changed``; of a piece ``job-damaged``.
     """
     config = manifest.config
     if not config.keep:
@@ -125,11 +124,11 @@ def kept_inputs(manifest: Manifest, paths: JobPaths, stack: ExitStack) -> Rows |
             "data-changed",
             "the kept columns cannot be read: the input is not what it was when the job was started",
             where=str(paths.output),
-            hint="run the `sglbatch run` command again, then export",
+            hint="put the input back as it was, or run the `sglbatch run` command again",
         )
     if manifest.piece is None:
         return inputs
-    return inputs.select(np.load(paths.piece_rows, allow_pickle=False).tolist())
+    return inputs.select(piece_places(paths, manifest).tolist())
 
 
 def _live_holder(paths: JobPaths) -> Holder | None:

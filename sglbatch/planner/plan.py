@@ -139,7 +139,13 @@ class Plan:
     @staticmethod
     def load(path: Path) -> Plan:
         """Read a saved plan. Raises SglbatchError when it is missing, damaged or of another version."""
-        header, arrays = _read(path)
+        return Plan.load_more(path, ())[0]
+
+    @staticmethod
+    def load_more(path: Path, names: Sequence[str]) -> tuple[Plan, dict[str, npt.NDArray[Any]]]:
+        """As ``load``, and those of the arrays of these names that ``save`` was given."""
+        header, arrays = _read(path, (*_ARRAYS, *names))
+        more = {name: arrays.pop(name) for name in names if name in arrays}
         version = header.get("version") if isinstance(header, dict) else None
         if version != PLAN_VERSION:
             raise SglbatchError(
@@ -150,13 +156,14 @@ class Plan:
             )
         if fault := _fault(arrays) or _header_fault(header):
             raise _unreadable(path, fault)
-        return Plan(
+        plan = Plan(
             order=arrays["order"],
             lcp=arrays["lcp"],
             lengths=arrays["lengths"],
             reserved=arrays["reserved"],
             **{name: header[name] for name in _HEADER},
         )
+        return plan, more
 
 
 def make_plan(prompts: Sequence[TokenIds], operations: Sequence[Operation] | None = None) -> Plan:
@@ -201,7 +208,7 @@ def _fingerprint(prompts: Sequence[TokenIds], order: npt.NDArray[np.int64]) -> s
     return digest.hexdigest()
 
 
-def _read(path: Path) -> tuple[Any, dict[str, npt.NDArray[Any]]]:
+def _read(path: Path, names: Sequence[str]) -> tuple[Any, dict[str, npt.NDArray[Any]]]:
     """The header and those of the arrays that are there, unchecked."""
     try:
         with path.open("rb") as file:
@@ -209,10 +216,10 @@ def _read(path: Path) -> tuple[Any, dict[str, npt.NDArray[Any]]]:
                 raise _unreadable(path, "it is not a saved plan, or it was cut short")
             file.seek(0)
             with np.load(file, allow_pickle=False) as saved:
-                return json.loads(saved["header"].tobytes()), {name: saved[name] for name in _ARRAYS if name in saved}
+                return json.loads(saved["header"].tobytes()), {name: saved[name] for name in names if name in saved}
     except OSError as error:
         raise _unreadable(path, error.strerror or str(error)) from error
-    except (ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except (ValueError, KeyError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
         raise _unreadable(path, "it is not a saved plan, or it is damaged") from error
 
 
