@@ -451,6 +451,12 @@ def test_a_piece_ends_where_neighbours_share_least() -> None:
     assert all(len(set(pieces[10 * d : 10 * d + 10].tolist())) == 1 for d in range(10)), "no document is cut"
 
 
+def test_what_every_piece_computes_again_counts_for_each() -> None:
+    behind_one_beginning = [[1] * 285 + [2 + i] * 10 for i in range(12)]
+    pieces = saved_plan(behind_one_beginning, list(range(12)))._pieces(3)
+    assert sorted(Counter(pieces.tolist()).values()) == [4, 4, 4]
+
+
 @pytest.mark.parametrize("count", range(1, 13))
 def test_every_row_is_in_one_piece_and_no_piece_is_empty(count: int) -> None:
     rng = np.random.default_rng(count)

@@ -124,7 +124,7 @@ def plan(config: RunConfig, *, save: Path | None, as_json: bool, graph: str | No
         return _print_graph(config, graph)
     progress = Progress(sys.stderr)
     if save is not None:
-        check_no_input(save, config)
+        check_no_input(save, config, hint="choose another file for --save")
     paths = _existing_job(config) if save is None else None
     tally = Tally()
     with _printed_aside(), prepared(replace(config, output=None), tell=progress.note) as ready:

@@ -89,7 +89,7 @@ def _merge(parts: Sequence[_Part], paths: JobPaths, progress: Progress, held: He
     max_costs = [part.manifest.config.max_cost for part in parts]
     max_cost = None if None in max_costs else sum(cost for cost in max_costs if cost is not None)
     config = replace(first.config, output=output, shard=None, plan=None, max_cost=max_cost)
-    check_no_input(output, config)
+    check_no_input(output, config, hint="move the input away, or the pieces")
     check_no_stranger(paths, restart)
     manifest = replace(
         first,

@@ -274,7 +274,7 @@ def check_output(output: Path, config: RunConfig) -> None:
     check_no_input(output, config)
 
 
-def check_no_input(output: Path, config: RunConfig) -> None:
+def check_no_input(output: Path, config: RunConfig, *, hint: str = "choose another output with -o") -> None:
     """Raises SglbatchError: ``output-is-input``."""
     if not output.exists():
         return
@@ -285,5 +285,5 @@ def check_no_input(output: Path, config: RunConfig) -> None:
                 "output-is-input",
                 "the output would overwrite this input",
                 where=str(output),
-                hint="name another file",
+                hint=hint,
             )

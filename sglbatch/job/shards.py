@@ -10,7 +10,7 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,7 @@ PLANNED: Final = (
     *("max_calls_per_row", "reorder", "schema", "complete", "choice_decoding", "template", "model", "data"),
 )
 """Of a job's identity, what a plan depends on."""
+CUT_ROUNDS: Final = 3
 
 _AGAIN: Final = "make it again: sglbatch plan TEMPLATE DATA --model M --save FILE"
 
@@ -205,22 +206,34 @@ class SavedPlan:
         """The first group of every piece but the first.
 
         A cut computes again what the groups beside it share, and makes pieces unequal where it is not at its due place:
-        the least of both together, in tokens.
+        the least of both together, in tokens. What is computed again counts for the piece that does so, and is known
+        when the cuts are: so they are made a few times.
         """
         plan = self.plan
         added = plan.lengths.astype(np.int64) - plan.lcp + plan.reserved
         done = np.concatenate(([0], np.cumsum(added)))[ends].astype(np.float64)  # with each group
-        shared = plan.lcp[groups]  # with the request before the group
-        reach = float(shared.max(initial=0)) + 1
+        shared = plan.lcp[groups].astype(np.float64)  # with the request before the group
+        again = np.zeros(count - 1)
         cuts: list[int] = []
-        for number in range(1, count):
-            due = done[-1] * number / count
-            least, most = (cuts[-1] if cuts else 0) + 1, len(groups) - (count - number)
-            low, high = np.searchsorted(done, [due - reach, due + reach]) + 1
-            low, high = int(np.clip(low, least, most)), int(np.clip(high, least, most))
-            cost = shared[low : high + 1] + np.abs(done[low - 1 : high] - due)
-            cuts.append(low + int(np.argmin(cost)))
+        for _ in range(CUT_ROUNDS):
+            before = np.concatenate(([0.0], np.cumsum(again)))
+            dues = (done[-1] + before[-1]) * np.arange(1, count) / count - before[:-1]
+            cuts = _best_cuts(done, shared, dues.tolist())
+            again = shared[cuts]
         return cuts
+
+
+def _best_cuts(done: npt.NDArray[np.float64], shared: npt.NDArray[np.float64], dues: Sequence[float]) -> list[int]:
+    """For each due amount of ``done`` the group before which a cut costs least; no two are the same, and none is 0."""
+    reach = float(shared.max(initial=0.0)) + 1
+    cuts: list[int] = []
+    for number, due in enumerate(dues, start=1):
+        least, most = (cuts[-1] if cuts else 0) + 1, len(done) - (len(dues) + 1 - number)
+        low, high = np.searchsorted(done, [due - reach, due + reach]) + 1
+        low, high = int(np.clip(low, least, most)), int(np.clip(high, least, most))
+        cost = shared[low : high + 1] + np.abs(done[low - 1 : high] - due)
+        cuts.append(low + int(np.argmin(cost)))
+    return cuts
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
