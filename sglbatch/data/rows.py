@@ -20,6 +20,30 @@ from sglbatch.errors import SglbatchError
 from sglbatch.types import ErrorInfo
 
 
+class Inputs:
+    """The files that rows come from, whichever of their rows are looked at; ``close`` removes what was spooled."""
+
+    def __init__(self, paths: Sequence[tuple[str, Path]], *, spool: Spool, files: OpenFiles) -> None:
+        self._paths = list(paths)
+        self._spool = spool
+        self._files = files
+
+    @cached_property
+    def fingerprint(self) -> list[dict[str, Any]]:
+        """See ``Rows.fingerprint``."""
+        try:
+            return [
+                {"name": name, "size_bytes": path.stat().st_size, "blake2b": content_hash(path)}
+                for name, path in self._paths
+            ]
+        except OSError as error:
+            raise unreadable(str(error.filename), error) from error
+
+    def close(self) -> None:
+        self._files.close()
+        self._spool.close()
+
+
 class Rows:
     """The rows of all input files, in order. Only offsets are in memory; a row is read when it is asked for.
 
@@ -27,14 +51,10 @@ class Rows:
     spooled copies of compressed and piped inputs.
     """
 
-    def __init__(
-        self, sources: Sequence[RowSource], *, inputs: Sequence[tuple[str, Path]], spool: Spool, files: OpenFiles
-    ) -> None:
+    def __init__(self, sources: Sequence[RowSource], inputs: Inputs) -> None:
         self._sources = list(sources)
         self._ends = np.cumsum([len(source) for source in sources], dtype=np.int64)  # [num_files]
-        self._inputs = list(inputs)
-        self._spool = spool
-        self._files = files
+        self._inputs = inputs
 
     @property
     def columns(self) -> list[str]:
@@ -70,30 +90,24 @@ class Rows:
 
     def use(self, columns: Collection[str]) -> Rows:
         """The same rows with only these columns: the others are not read, so what is wrong in them is no error."""
-        sources = [source.use(columns) for source in self._sources]
-        return Rows(sources, inputs=self._inputs, spool=self._spool, files=self._files)
+        return Rows([source.use(columns) for source in self._sources], self._inputs)
 
     def select(self, indices: Sequence[int]) -> Rows:
         """Only the rows at these places, ascending; of the same input."""
-        selected = Rows([_Selected(self, indices)], inputs=self._inputs, spool=self._spool, files=self._files)
-        if "fingerprint" in self.__dict__:  # reading all files again would not make it another one
-            selected.fingerprint = self.fingerprint
-        return selected
+        return Rows([_Selected(self, indices)], self._inputs)
 
-    @cached_property
+    @property
     def fingerprint(self) -> list[dict[str, Any]]:
         """What the input is, ready for JSON: name, size_bytes and blake2b (of the stored bytes) of every file."""
-        try:
-            return [
-                {"name": name, "size_bytes": path.stat().st_size, "blake2b": content_hash(path)}
-                for name, path in self._inputs
-            ]
-        except OSError as error:
-            raise unreadable(str(error.filename), error) from error
+        return self._inputs.fingerprint
+
+    @property
+    def identity(self) -> list[list[Any]]:
+        """[bytes, hash] of every input file: what the data is, not where it lies."""
+        return [[file["size_bytes"], file["blake2b"]] for file in self.fingerprint]
 
     def close(self) -> None:
-        self._files.close()
-        self._spool.close()
+        self._inputs.close()
 
     def __enter__(self) -> Rows:
         return self
@@ -160,7 +174,7 @@ def open_rows(
         opened.append((file.name, stored))
         sources.append(_open_source(file, path, spool=spool, files=files, limit=left))
         left = None if left is None else left - len(sources[-1])
-    rows = Rows(sources, inputs=opened, spool=spool, files=files)
+    rows = Rows(sources, Inputs(opened, spool=spool, files=files))
     if not len(rows):
         names = ", ".join(file.name for file in inputs[:5]) + (", ..." if len(inputs) > 5 else "")
         raise SglbatchError(

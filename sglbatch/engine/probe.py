@@ -22,7 +22,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from sglbatch.engine.fsm.finite import Alternative, FiniteChoice, TokenRun
+from sglbatch.engine.fsm.finite import Alternative, FiniteChoice, TokenRun, common_len
 from sglbatch.engine.masses import own_masses
 from sglbatch.engine.sequence import Action, Branches, Piece, Sequence, StateRow, Step, Target
 
@@ -104,7 +104,7 @@ class Probe:
         heads: list[TokenRun] = []
         previous: TokenRun = ()
         for head in self.waiting:
-            max_tokens -= len(head) - _num_shared(previous, head)
+            max_tokens -= len(head) - common_len([previous, head])
             if heads and max_tokens < 0:
                 break
             heads.append(head)
@@ -162,11 +162,6 @@ def add_heads(step: Step, sequence: Sequence, heads: Heads) -> None:
     ]
 
 
-def _num_shared(a: TokenRun, b: TokenRun) -> int:
-    """How many first tokens two runs have in common."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
 def _laid_out(heads: Seq[TokenRun], targets: TargetsAt) -> Heads:
     tokens: list[int] = []
     depths: list[int] = []
@@ -175,7 +170,7 @@ def _laid_out(heads: Seq[TokenRun], targets: TargetsAt) -> Heads:
     previous: TokenRun = ()
     path: list[int] = []
     for head in heads:
-        shared = _num_shared(previous, head)
+        shared = common_len([previous, head])
         for place in path[shared:]:
             ends[place] = len(tokens)
         path = [*path[:shared], *range(len(tokens), len(tokens) + len(head) - shared)]

@@ -71,8 +71,9 @@ class Drawn:
 
 def draw(logits_RV: torch.Tensor, samplings: Sequence[Sampling]) -> list[int | Drawn]:
     """One token a row, with log-probabilities where the row asks for them. ``logits_RV`` as for ``sample``."""
+    logits_RV = logits_RV.float()
     asked = [i for i, s in enumerate(samplings) if s.num_top_logprobs is not None]
-    logprobs = dict(zip(asked, torch.log_softmax(logits_RV[asked].float(), dim=-1), strict=True)) if asked else {}
+    logprobs = dict(zip(asked, torch.log_softmax(logits_RV[asked], dim=-1), strict=True)) if asked else {}
     drawn: list[int | Drawn] = list(sample(logits_RV, samplings))
     for i, logprobs_V in logprobs.items():
         token_id, num_top = drawn[i], samplings[i].num_top_logprobs

@@ -159,7 +159,7 @@ def plan(config: RunConfig, *, save: Path | None, as_json: bool, graph: str | No
         for line in silence_lines(summary):
             progress.note(line)
         if save is not None:
-            SavedPlan.of(made, calls, iter(ready.rows), binding=ready.binding, manifest=ready.manifest()).save(save)
+            SavedPlan.of(made, calls, ready.rows, binding=ready.binding, manifest=ready.manifest()).save(save)
     if as_json:
         value = {**summary.to_json(), "tree": tree.to_json(), "job": str(paths.output) if paths else None}
         value |= {"traced": foresight.to_json(), "movement": None if movement is None else movement.to_json()}

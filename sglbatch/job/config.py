@@ -9,7 +9,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Final
 
-from sglbatch.errors import SglbatchError
+from sglbatch.errors import EXIT_DONE, EXIT_FAILED_ROWS, SglbatchError
 from sglbatch.json_places import check_finite
 from sglbatch.lang.sampling import CHOICE_DECODING
 
@@ -53,6 +53,10 @@ class MaxFailures:
     def allows(self, num_failed: int, num_rows: int) -> bool:
         limit = self.value * num_rows / 100 if self.percent else self.value
         return num_failed <= limit
+
+    def exit_code(self, num_failed: int, num_rows: int) -> int:
+        """Of a job that has come to its end."""
+        return EXIT_DONE if self.allows(num_failed, num_rows) else EXIT_FAILED_ROWS
 
     def __str__(self) -> str:
         return f"{self.value:g}%" if self.percent else f"{self.value:g}"

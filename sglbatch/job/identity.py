@@ -47,9 +47,7 @@ class RowKeys:
         """The key of the next row. Equal ids are remembered for ``check``."""
         if self._id_column is None:
             content = short_hash(arguments)
-            self._seen[content] += 1
-            self.occurrence = self._seen[content]
-            return f"{content}-{self.occurrence}"
+            return f"{content}-{self._counted(content)}"
         return self._by_id(row, where=where)
 
     def later(self, row: Mapping[str, Any], arguments: Mapping[str, Any], *, where: str) -> str | Callable[[], str]:
@@ -62,9 +60,12 @@ class RowKeys:
         if not _PLAIN.issuperset(map(type, arguments.values())):
             return self.key(row, arguments, where=where)
         content = tuple((name, type(arguments[name]), arguments[name]) for name in sorted(arguments))
+        return partial(numbered_key, arguments, self._counted(content))
+
+    def _counted(self, content: str | tuple[tuple[str, type, Any], ...]) -> int:
         self._seen[content] += 1
         self.occurrence = self._seen[content]
-        return partial(numbered_key, arguments, self.occurrence)
+        return self.occurrence
 
     def _by_id(self, row: Mapping[str, Any], *, where: str) -> str:
         assert self._id_column is not None

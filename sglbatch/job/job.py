@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from sglbatch.api_spec.backend import ApiBackend
 from sglbatch.data import Row, WriteReport
-from sglbatch.errors import EXIT_DONE, EXIT_FAILED_ROWS, SglbatchError
+from sglbatch.errors import SglbatchError
 from sglbatch.job.constraints import unenforced_parts
 from sglbatch.job.execution import Execution, Surroundings, hit_rate
 from sglbatch.job.folder import JobFolder
@@ -117,8 +117,8 @@ class Job:
             self._store.sync()
             self._rows_gone = self._count_rows_gone()
         self._write_warnings = written.warnings
-        allowed = self._ready.config.max_failures.allows(written.num_failed, written.num_rows)
-        report = self._report(state="finished", exit_code=EXIT_DONE if allowed else EXIT_FAILED_ROWS)
+        exit_code = self._ready.config.max_failures.exit_code(written.num_failed, written.num_rows)
+        report = self._report(state="finished", exit_code=exit_code)
         report.save(self._paths.report)
         finish(self._manifest, self._store, written, self._paths)
         return report
@@ -212,12 +212,11 @@ def change_warnings(tally: Tally, notes: Mapping[str, int], counts: ReadCounts) 
 
 def finish(manifest: Manifest, store: RowStore, written: WriteReport, paths: JobPaths) -> None:
     """From here on the same command finds nothing to do."""
-    stat = paths.output.stat()
     finished = Finished(
         rows_file=store.path.name,
         num_rows=written.num_rows,
         num_failed=written.num_failed,
-        output_stat=(stat.st_size, stat.st_mtime_ns),
+        output_stat=paths.output_stat(),
     )
     replace(manifest, finished=finished).save(paths.manifest)
     remove_older(paths.rows, store.path)

@@ -14,7 +14,8 @@ from typing import Any, Final
 import numpy as np
 
 from sglbatch.data import check_writable
-from sglbatch.errors import EXIT_DONE, EXIT_FAILED_ROWS, SglbatchError
+from sglbatch.errors import SglbatchError
+from sglbatch.job.execution import hit_rate
 from sglbatch.job.folder import JobFolder
 from sglbatch.job.heartbeat import Heartbeat
 from sglbatch.job.job import change_warnings, finish
@@ -23,15 +24,16 @@ from sglbatch.job.manifest import Finished, Manifest, differences
 from sglbatch.job.paths import JobPaths, sync_folder
 from sglbatch.job.prepare import check_no_input
 from sglbatch.job.progress import Progress
-from sglbatch.job.records import ReadCounts, numbered_files
+from sglbatch.job.records import ReadCounts, next_numbered, numbered_files
 from sglbatch.job.report import Report
 from sglbatch.job.rows import RowStore
 from sglbatch.job.runner import Ended, check_no_stranger, finished_rows
-from sglbatch.job.shards import Shard, piece_places
+from sglbatch.job.shards import Shard, around_number, piece_places
 from sglbatch.job.status import kept_inputs
 from sglbatch.job.tally import Tally
 from sglbatch.job.writing import write_rows
 from sglbatch.planner import counted
+from sglbatch.types import BackendStats
 
 _SUMS: Final = (
     *("requests", "calls_reused", "calls_collapsed", "prompt_tokens", "computed_prompt_tokens"),
@@ -136,8 +138,8 @@ def _merge(parts: Sequence[_Part], paths: JobPaths, progress: Progress, held: He
                 progress.advance()
             written = write_rows(output, store, inputs=inputs, config=config)
             store.sync()
-        allowed = config.max_failures.allows(written.num_failed, written.num_rows)
-        report = _report(reports, tally, paths=paths, exit_code=EXIT_DONE if allowed else EXIT_FAILED_ROWS)
+        exit_code = config.max_failures.exit_code(written.num_failed, written.num_rows)
+        report = _report(reports, tally, paths=paths, exit_code=exit_code)
         lines = change_warnings(tally, report.notes, ReadCounts(**report.journal))
         report = replace(report, warnings=(f"merged from {counted(len(parts), 'piece')}", *lines, *written.warnings))
         report.save(paths.report)
@@ -161,7 +163,7 @@ def _parts(output: Path) -> list[_Part]:
             )
         found.append(_Part(paths=paths, manifest=manifest, shard=shard))
     if not found:
-        name = Shard(number=1, count=1).output(output).name.replace("1-of-1", "I-of-N")
+        name = "I-of-N".join(around_number(output))
         raise SglbatchError(
             "no-pieces",
             f"there are no pieces of this output ({name}.job)",
@@ -216,14 +218,12 @@ def _named(numbers: Sequence[int], count: int) -> str:
 def _link_files(source: Path, target: Path) -> None:
     """Adds the files of a journal, or of what was spent, to another; no process changes an older one's, so they may lie
     in both folders."""
-    if not numbered_files(source):
+    found = numbered_files(source)
+    if not found:
         return
     target.mkdir(exist_ok=True)
-    existing = numbered_files(target)
-    number = int(existing[-1].stem) if existing else 0
-    for segment in numbered_files(source):
-        number += 1
-        path = target / f"{number:06d}.jsonl"
+    for segment in found:
+        path = next_numbered(target)
         try:
             os.link(segment, path)
         except OSError:  # another file system, or one without links
@@ -235,7 +235,7 @@ def _report(reports: Sequence[Report], tally: Tally, *, paths: JobPaths, exit_co
     """The pieces' numbers together; of each stage the seconds of the piece that took longest."""
     sums = {name: sum(getattr(report, name) for report in reports) for name in _SUMS}
     tokens = sums["prompt_tokens"]
-    computed = sums["computed_prompt_tokens"]
+    stats = BackendStats(prompt_tokens=tokens, computed_prompt_tokens=sums["computed_prompt_tokens"])
     best = sum(report.best_hit_rate * report.prompt_tokens for report in reports)
     stages = {stage: max(r.seconds.get(stage, 0.0) for r in reports) for stage in reports[0].seconds}
     journal = {name: sum(report.journal.get(name, 0) for report in reports) for name in reports[0].journal}
@@ -255,7 +255,7 @@ def _report(reports: Sequence[Report], tally: Tally, *, paths: JobPaths, exit_co
         rows_kept=0,
         rows_gone=0,
         unenforced=tuple(dict.fromkeys(part for report in reports for part in report.unenforced)),
-        hit_rate=round(1 - computed / tokens, 6) if tokens else 0.0,
+        hit_rate=round(hit_rate(stats), 6),
         best_hit_rate=round(best / tokens, 6) if tokens else 0.0,
         seconds=stages,
         errors=tally.errors,

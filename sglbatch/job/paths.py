@@ -40,6 +40,11 @@ class JobPaths:
         """Of a piece of a larger job: the places of its rows in the whole input, as this plan has them."""
         return self.folder / f"rows-{plan}.npy"
 
+    def output_stat(self) -> tuple[int, int]:
+        """[bytes, time of change in ns] of the output."""
+        stat = self.output.stat()
+        return stat.st_size, stat.st_mtime_ns
+
     @property
     def report(self) -> Path:
         return self.folder / "report.json"

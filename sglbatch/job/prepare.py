@@ -72,7 +72,7 @@ class Prepared:
             config=self.config,
             template_hash=self.template.source_hash,
             model_identity=self.model.identity,
-            data=self.data_identity,
+            data=self.inputs.identity,
             num_rows=len(self.rows),
             created=now,
             updated=now,
@@ -167,11 +167,6 @@ class Prepared:
             choice_decoding=None if config.choice_decoding == "exact" else config.choice_decoding,
             return_logprob="logprobs" in config.save or None,
         )
-
-    @property
-    def data_identity(self) -> list[list[Any]]:
-        """[bytes, hash] of every input file: what the data is, not where it lies."""
-        return [[file["size_bytes"], file["blake2b"]] for file in self.inputs.fingerprint]
 
 
 @contextmanager

@@ -65,6 +65,12 @@ def numbered_files(folder: Path) -> list[Path]:
     return sorted(p for p in folder.glob("*.jsonl") if p.stem.isdigit())
 
 
+def next_numbered(folder: Path) -> Path:
+    """The path of the file behind the last of ``numbered_files``."""
+    existing = numbered_files(folder)
+    return folder / f"{int(existing[-1].stem) + 1 if existing else 1:06d}.jsonl"
+
+
 class AppendFile:
     """A file that only grows. Lines are buffered until ``flush`` writes them with one call."""
 

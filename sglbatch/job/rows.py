@@ -14,7 +14,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sglbatch.job.records import AppendFile, ReadCounts, decode_record, encode_record, numbered_files, read_records
+from sglbatch.job.records import (
+    AppendFile,
+    ReadCounts,
+    decode_record,
+    encode_record,
+    next_numbered,
+    numbered_files,
+    read_records,
+)
 from sglbatch.types import ErrorInfo, Usage, VarType
 
 
@@ -99,8 +107,7 @@ class RowStore:
     @staticmethod
     def create(folder: Path, *, num_rows: int) -> RowStore:
         folder.mkdir(parents=True, exist_ok=True)
-        existing = numbered_files(folder)
-        path = folder / f"{int(existing[-1].stem) + 1 if existing else 1:06d}.jsonl"
+        path = next_numbered(folder)
         return RowStore(path, num_rows=num_rows, writer=AppendFile(path))
 
     @staticmethod

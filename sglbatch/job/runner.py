@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sglbatch.data import Row
-from sglbatch.errors import EXIT_DONE, EXIT_FAILED_ROWS, SglbatchError
+from sglbatch.errors import EXIT_DONE, SglbatchError
 from sglbatch.job.config import MAY_MEND, RunConfig
 from sglbatch.job.execution import Surroundings
 from sglbatch.job.folder import JobFolder
@@ -117,8 +117,7 @@ def _unchanged(previous: Manifest, new: Manifest, paths: JobPaths) -> Ended | No
         return None
     if not _output_untouched(finished, paths) or (finished.num_failed and _may_mend(previous.config, new.config)):
         return None
-    allowed = new.config.max_failures.allows(finished.num_failed, finished.num_rows)
-    exit_code = EXIT_DONE if allowed else EXIT_FAILED_ROWS
+    exit_code = new.config.max_failures.exit_code(finished.num_failed, finished.num_rows)
     return Ended(report=Report.load(paths.report), exit_code=exit_code, unchanged=True)
 
 
@@ -129,12 +128,7 @@ def _may_mend(before: RunConfig, now: RunConfig) -> bool:
 
 
 def _output_untouched(finished: Finished, paths: JobPaths) -> bool:
-    return paths.output.exists() and output_stat(paths) == finished.output_stat
-
-
-def output_stat(paths: JobPaths) -> tuple[int, int]:
-    stat = paths.output.stat()
-    return stat.st_size, stat.st_mtime_ns
+    return paths.output.exists() and paths.output_stat() == finished.output_stat
 
 
 def _finished_config(output: JobPaths, changed: Mapping[str, Any]) -> RunConfig:

@@ -10,7 +10,7 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -68,23 +68,25 @@ class Shard:
 
     def output(self, whole: Path) -> Path:
         """Where the piece goes, beside the output of all pieces."""
-        suffix = suffix_of(whole) or whole.suffix
-        return whole.with_name(f"{whole.name.removesuffix(suffix)}.shard-{self.number}-of-{self.count}{suffix}")
+        return whole.with_name(f"{self.number}-of-{self.count}".join(around_number(whole)))
 
     @staticmethod
     def outputs(whole: Path) -> list[tuple[Shard, Path]]:
         """Where the pieces of an output that have a job go, in no particular order."""
-        suffix = suffix_of(whole) or whole.suffix
-        stem = whole.name.removesuffix(suffix)
-        name = re.compile(
-            rf"{re.escape(stem)}\.shard-([1-9][0-9]{{0,8}})-of-([1-9][0-9]{{0,8}}){re.escape(suffix)}\.job"
-        )
+        number = "([1-9][0-9]{0,8})-of-([1-9][0-9]{0,8})"
+        name = re.compile(number.join(map(re.escape, around_number(whole))) + r"\.job")
         found = []
         for folder in whole.absolute().parent.iterdir():
-            if (match := name.fullmatch(folder.name)) and JobPaths(output=folder.with_suffix("")).manifest.is_file():
-                shard = Shard(number=int(match[1]), count=int(match[2]))
-                found.append((shard, folder.with_suffix("")))
+            output = folder.with_suffix("")
+            if (match := name.fullmatch(folder.name)) and JobPaths(output=output).manifest.is_file():
+                found.append((Shard(number=int(match[1]), count=int(match[2])), output))
         return found
+
+
+def around_number(whole: Path) -> tuple[str, str]:
+    """The name of a piece of this output before, and behind, what says which piece it is."""
+    suffix = suffix_of(whole) or whole.suffix
+    return f"{whole.name.removesuffix(suffix)}.shard-", suffix
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -106,7 +108,7 @@ class SavedPlan:
     def of(
         plan: Plan,
         calls: list[PendingCall],
-        rows: Iterator[Row],
+        rows: Iterable[Row],
         *,
         binding: Binding,
         manifest: Manifest,
@@ -115,14 +117,13 @@ class SavedPlan:
         places = np.full(manifest.num_rows, -1, dtype=np.int64)
         for place, i in reversed(list(enumerate(plan.order.tolist()))):
             places[calls[i].program_ids] = place  # a row's first place is set last
-        identity = json.loads(json.dumps({name: manifest.identity()[name] for name in PLANNED}))
         occurrences = np.zeros(manifest.num_rows, dtype=np.int32)
         keys = RowKeys(manifest.config.id_column)
         for row in rows:
             if row.values is not None:
                 keys.later(row.values, binding.arguments(row.values), where=row.where)
                 occurrences[row.index] = keys.occurrence
-        return SavedPlan(plan=plan, row_places=places, occurrences=occurrences, identity=identity)
+        return SavedPlan(plan=plan, row_places=places, occurrences=occurrences, identity=_planned(manifest))
 
     @property
     def id(self) -> str:
@@ -165,8 +166,7 @@ class SavedPlan:
         Raises:
             SglbatchError: ``plan-mismatch`` where the plan is another job's; ``too-many-shards``.
         """
-        mine = json.loads(json.dumps({name: manifest.identity()[name] for name in PLANNED}))
-        different = differences(self.identity, mine)
+        different = differences(self.identity, _planned(manifest))
         if different or len(self.row_places) != manifest.num_rows:
             raise SglbatchError(
                 "plan-mismatch",
@@ -292,6 +292,13 @@ def piece_places(paths: JobPaths, manifest: Manifest) -> npt.NDArray[np.int64]:
             hint="run the piece's `sglbatch run` command again: it writes this file anew and repeats no call",
         )
     return places
+
+
+def _planned(manifest: Manifest) -> dict[str, Any]:
+    """Of a job's identity what a plan depends on, as JSON gives it back."""
+    identity = manifest.identity()
+    planned: dict[str, Any] = json.loads(json.dumps({name: identity[name] for name in PLANNED}))
+    return planned
 
 
 def _unreadable(path: Path, reason: str) -> SglbatchError:

@@ -13,7 +13,7 @@ from typing import Final
 
 from sglbatch.api_spec.answers import Tokens
 from sglbatch.api_spec.prices import Prices
-from sglbatch.job.records import AppendFile, ReadCounts, encode_record, numbered_files, read_records
+from sglbatch.job.records import AppendFile, ReadCounts, encode_record, next_numbered, numbered_files, read_records
 
 SYNC_S: Final = 2.0
 
@@ -61,5 +61,4 @@ class Spending:
 
     def _new_file(self) -> AppendFile:
         self._folder.mkdir(parents=True, exist_ok=True)
-        existing = numbered_files(self._folder)
-        return AppendFile(self._folder / f"{int(existing[-1].stem) + 1 if existing else 1:06d}.jsonl")
+        return AppendFile(next_numbered(self._folder))

@@ -119,7 +119,7 @@ def kept_inputs(manifest: Manifest, paths: JobPaths, stack: ExitStack) -> Rows |
             hint="wait for the job's own output, or run it without --keep",
         )
     inputs = stack.enter_context(open_rows(config.data, limit=config.limit))
-    if [[file["size_bytes"], file["blake2b"]] for file in inputs.fingerprint] != manifest.data:
+    if inputs.identity != manifest.data:
         raise SglbatchError(
             "data-changed",
             "the kept columns cannot be read: the input is not what it was when the job was started",

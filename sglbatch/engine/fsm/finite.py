@@ -150,7 +150,7 @@ class FiniteChoices:
         if len(alternatives) < len(found):
             return None
         runs = [a.tokens for a in alternatives]
-        num_common = min(_common_len(runs), min(map(len, runs)) - 1)
+        num_common = min(common_len(runs), min(map(len, runs)) - 1)
         rest = tuple(
             Alternative(tokens=a.tokens[num_common:], then=a.then, is_open=a.is_open, stops=a.stops)
             for a in alternatives
@@ -219,11 +219,11 @@ def _are_characters(texts: Sequence[bytes]) -> bool:
     for text in texts:
         alike.setdefault(len(text), []).append(text)
     most = max(alike.values(), key=len)
-    same = _common_len(most) + _common_len([text[::-1] for text in most])
+    same = common_len(most) + common_len([text[::-1] for text in most])
     return len(most) > MAX_CHARACTERS and same >= len(most[0]) - 1
 
 
-def _common_len(runs: Sequence[_Run]) -> int:
+def common_len(runs: Sequence[_Run]) -> int:
     """The length of the longest common beginning."""
     first, last = min(runs), max(runs)
     shared = (i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b)

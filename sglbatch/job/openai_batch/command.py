@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from sglbatch.errors import EXIT_DONE, EXIT_FAILED_ROWS, SglbatchError
+from sglbatch.errors import SglbatchError
 from sglbatch.job.config import MaxFailures, RunConfig
 from sglbatch.job.execution import Surroundings
 from sglbatch.job.openai_batch import program
@@ -48,7 +48,7 @@ def run_batch(config: RunConfig, surroundings: Surroundings, *, restart: bool) -
             requests, rows, target, model=config.model, created=int(time.time()), limit=config.limit
         )
     print(f"{counted(ended.report.rows, 'line')}, {num_failed:,} failed, in {target}")
-    return EXIT_DONE if config.max_failures.allows(num_failed, ended.report.rows) else EXIT_FAILED_ROWS
+    return config.max_failures.exit_code(num_failed, ended.report.rows)
 
 
 def batch_config(config: RunConfig, rows: Path) -> RunConfig:
