@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -40,7 +40,7 @@ from sglbatch.lang.template_file import load_template
 from sglbatch.models import LocalModel
 from sglbatch.planner import Plan, Summary, Tree
 from sglbatch.tokenizer import Tokenizer
-from sglbatch.types import BackendStats, Constraint, Generate, Request, Result, Text
+from sglbatch.types import BackendStats, Request, Result
 
 PROGRAM = Path(__file__).with_name("gpu_program.py")
 SHAPES: dict[str, dict[str, int]] = {
@@ -61,8 +61,11 @@ TFLOPS = 788e12
 """Dense bf16 rate measured on the H200, for the floor."""
 
 
-def random_model(shape: str, device: str) -> LlamaForCausalLM:
-    config = LlamaConfig(**(COMMON | SHAPES[shape]), attn_implementation=ATTENTION_NAME, bos_token_id=1, eos_token_id=2)
+def shape_config(shape: str) -> LlamaConfig:
+    return LlamaConfig(**(COMMON | SHAPES[shape]), attn_implementation=ATTENTION_NAME, bos_token_id=1, eos_token_id=2)
+
+
+def random_model(config: LlamaConfig, device: str) -> LlamaForCausalLM:
     torch.manual_seed(0)
     with torch.device(device):
         torch.set_default_dtype(torch.bfloat16 if device == "cuda" else torch.float32)
@@ -71,15 +74,33 @@ def random_model(shape: str, device: str) -> LlamaForCausalLM:
     return model
 
 
-def operation(row: dict[str, Any]) -> Generate:
-    """The row's call. Constraints are shared by all rows that have the same regex."""
-    regex = row.get("regex")
-    return Generate(
-        max_tokens=row["max_tokens"],
-        temperature=0.0,
-        ignore_eos=bool(row["ignore_eos"]),
-        constraint=Constraint(kind="regex", source=regex) if regex else None,
+def random_engine(
+    shape: str,
+    folder: Path,
+    *,
+    kv_tokens: int | None = None,
+    max_batch_tokens: int | None = None,
+    max_rows: int = 4096,
+    reserve: Literal["soft", "full"] = "soft",
+) -> tuple[LocalEngine, LocalModel, Tokenizer]:
+    """An engine with random weights, made as a run makes one, and the tokenizer in ``folder``."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    config = shape_config(shape)
+    module = random_model(config, device)
+    tokenizer = Tokenizer.load(folder)
+    tokenizer.warm_up()  # a job tokenises beside the loading of its model
+    model = LocalModel(name=shape, path=folder, identity=shape, context_len=8192, config=config.to_dict())
+    engine = make_engine(
+        module,
+        model,
+        tokenizer,
+        kv_tokens=kv_tokens,
+        max_batch_tokens=max_batch_tokens or default_batch_tokens(torch.device(device)),
+        max_rows=max_rows,
+        reserve=reserve,
+        retain=False,
     )
+    return engine, model, tokenizer
 
 
 def with_own_constraints(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -91,7 +112,7 @@ def with_own_constraints(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row | ({"regex": f"{row['regex']}(?#row {i})"} if row.get("regex") else {}) for i, row in enumerate(rows)]
 
 
-def floor_s(engine: LocalEngine, config: Any, plan: Any, rows: list[dict[str, Any]], out_tokens: int) -> float:
+def floor_s(config: LlamaConfig, plan: Plan, rows: list[dict[str, Any]], out_tokens: int) -> float:
     """The arithmetic of every unique prompt token and every output token, as the workloads' floor.py counts it."""
     head = config.hidden_size // config.num_attention_heads
     layer = config.hidden_size * head * 2 * (config.num_attention_heads + config.num_key_value_heads)
@@ -306,31 +327,16 @@ def main() -> None:
     parser.add_argument("--no-jump-forward", action="store_true", help="forced tokens take a step each")
     parser.add_argument("--choice-decoding", default="exact", choices=["exact", "token"], help="token: as peers do")
     parser.add_argument("--rebuild-masks", action="store_true", help="every row's constraint is built anew")
-    parser.add_argument("--profile", action="store_true", help="print where the device's time goes, first 60 steps")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     start = time.perf_counter()
-    module = random_model(args.shape, device)
-    tokenizer = Tokenizer.load(args.tokenizer)
-    tokenizer.warm_up()  # a job tokenises beside the loading of its model
-    config = module.config
-    model = LocalModel(
-        name=args.shape,
-        path=args.tokenizer,
-        identity=args.shape,
-        context_len=8192,
-        config=config.to_dict(),
-    )
-    engine = make_engine(
-        module,
-        model,
-        tokenizer,
+    engine, model, tokenizer = random_engine(
+        args.shape,
+        args.tokenizer,
         kv_tokens=args.kv_tokens,
-        max_batch_tokens=args.max_batch_tokens or default_batch_tokens(torch.device(device)),
+        max_batch_tokens=args.max_batch_tokens,
         max_rows=args.max_rows,
         reserve=args.reserve,
-        retain=False,
     )
     engine.jump_forward = not args.no_jump_forward
     load_s = time.perf_counter() - start
@@ -340,15 +346,12 @@ def main() -> None:
         rows = [json.loads(line) for line in file.open()][: args.limit]
         if args.rebuild_masks:
             rows = with_own_constraints(rows)
-        if args.profile:
-            profile(engine, tokenizer, rows, file.stem)
-            continue
         with opened(file, rows, model, tokenizer, choice_decoding=args.choice_decoding) as ready:
             result = run_workload(engine, ready, rows)
         log = result.pop("step_log")
         if args.out:
             args.out.with_name(f"steps-{file.stem}.json").write_text(json.dumps(log))
-        floor = floor_s(engine, config, result.pop("plan"), rows, result["out_tokens"])
+        floor = floor_s(shape_config(args.shape), result.pop("plan"), rows, result["out_tokens"])
         line = {"workload": file.stem, "model": args.shape, "kv_tokens": engine.scheduler.config.num_slots}
         line |= {"jump_forward": engine.jump_forward, "rebuild_masks": args.rebuild_masks}
         line |= {"choice_decoding": args.choice_decoding}
@@ -368,31 +371,6 @@ def main() -> None:
         )
         numbers = ("recomputed_tokens", "out_tokens", "jumped_tokens", "steps")
         print({name: line[name] for name in (*shown, *numbers)}, flush=True)
-
-
-def profile(engine: LocalEngine, tokenizer: Tokenizer, rows: list[dict[str, Any]], name: str) -> None:
-    from torch.profiler import ProfilerActivity
-    from torch.profiler import profile as torch_profile
-
-    prompts = tokenizer.encode_prompts([(Text(row["prompt"]),) for row in rows])
-    engine.submit(
-        [
-            Request(request_id=i, program_id=i, prompt_ids=p, operation=operation(rows[i]), seed=i)
-            for i, p in enumerate(prompts)
-        ]
-    )
-    for _ in range(40):
-        engine.step()
-    with torch_profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as prof:
-        begin = time.perf_counter()
-        for _ in range(10):
-            engine.step()
-        torch.cuda.synchronize()
-        wall = time.perf_counter() - begin
-    print(f"--- {name}: 10 steps in {wall * 1000:.0f} ms")
-    print(prof.key_averages().table(sort_by="self_cuda_time_total", row_limit=18, max_name_column_width=48))
-    while engine.has_unfinished:
-        engine.step()
 
 
 def machine() -> dict[str, Any]:
