@@ -11,8 +11,14 @@ TOKENS = [b"", b"a", b"b", b"ab", b"\n", b".\n", "é".encode()[:1], "é".encode(
 
 
 def run(tokens: list[int], *stop: str) -> tuple[str, tuple[int, ...], str, bool]:
-    buffer = TextBuffer(TOKENS, stop)
-    stopped = any(buffer.append(t) for t in tokens)
+    ids: list[int] = []
+    buffer = TextBuffer(TOKENS, ids, stop)
+    stopped = False
+    for token in tokens:
+        ids.append(token)
+        stopped = buffer.stops()
+        if stopped:
+            break
     return (*buffer.result(), stopped)
 
 

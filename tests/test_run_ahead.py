@@ -114,7 +114,7 @@ def test_rows_that_wait_for_their_tokens_are_cohorts_however_few(
 
 
 def test_results_that_are_held_back_are_there_for_a_run_that_ends_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sglbatch.engine.engine.MAX_RESULTS", 2)
+    monkeypatch.setattr("sglbatch.engine.engine.MIN_RESULTS", 2)
     engine, _ = make_engine(most_rows=8)
     lens = [3] * 7 + [20]
     engine.submit([request(i, [1, i + 2], max_tokens=n, ignore_eos=True) for i, n in enumerate(lens)])
@@ -127,7 +127,7 @@ def test_results_that_are_held_back_are_there_for_a_run_that_ends_early(monkeypa
 
 
 def test_results_are_all_handed_on_while_the_last_step_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sglbatch.engine.engine.MAX_RESULTS", 2)
+    monkeypatch.setattr("sglbatch.engine.engine.MIN_RESULTS", 2)
     monkeypatch.setattr("sglbatch.engine.engine.MIN_OVERLAP_TOKENS", 2)
     engine, _ = make_engine(most_rows=7)
     engine.submit([request(i, [1, i + 2], max_tokens=3, ignore_eos=True) for i in range(8)])

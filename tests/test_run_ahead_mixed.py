@@ -162,10 +162,11 @@ TURN = st.tuples(TOKENS, st.one_of(PLAIN, PLAIN, WAITING, CONSTRAINED, CHOOSE))
 @pytest.fixture(scope="module")
 def small_numbers_count() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sglbatch.engine.engine.MAX_RESULTS", 1)
+        patch.setattr("sglbatch.engine.engine.MIN_RESULTS", 1)
         patch.setattr("sglbatch.engine.expected_use.MIN_FINISHED", 0)
         patch.setattr("sglbatch.engine.passes.MIN_PASS_TOKENS", 2)
         patch.setattr("sglbatch.engine.scheduler.TAIL_RUN", 2)
+        patch.setattr("sglbatch.engine.sequence.TAIL_RUN", 2)
         yield
 
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -128,6 +129,8 @@ def flatten(step: Step, *, with_positions: bool, share_prefill: bool) -> tuple[F
             gathered; a kernel that reads them in place is quicker without parts to merge, with works over whole paths,
             which are put together to trees.
     """
+    if step.is_single:
+        return _flatten_single(step.pieces, with_positions=with_positions)
     pieces = step.pieces
     lens = np.array([len(p.token_ids) for p in pieces], dtype=np.int64)
     ends = np.cumsum(lens)
@@ -175,6 +178,22 @@ def flatten(step: Step, *, with_positions: bool, share_prefill: bool) -> tuple[F
         has_positions=with_positions,
     )
     return batch, {id(p): offset for p, offset in zip(pieces, offsets, strict=True)}
+
+
+def _flatten_single(pieces: list[Piece], *, with_positions: bool) -> tuple[FlatBatch, dict[int, int]]:
+    """``flatten`` of decoding rows with a token each."""
+    shared, own = _share_single(pieces)
+    singles = _single_work(pieces, own, with_positions=with_positions)
+    batch = FlatBatch(
+        input_ids=np.array([piece.token_ids[0] for piece in pieces], dtype=np.int64),
+        positions=np.array([piece.start for piece in pieces], dtype=np.int64),
+        write_slots=singles.slots[np.cumsum(singles.lens) - 1],
+        shared=shared,
+        causal=[],
+        singles=replace(singles, rows=np.arange(len(pieces))),
+        has_positions=with_positions,
+    )
+    return batch, {id(piece): i for i, piece in enumerate(pieces)}
 
 
 def single_sequence(ids: Ints, *, slots: Ints | None = None, positions: Ints | None = None) -> FlatBatch:
@@ -267,7 +286,7 @@ class _Sweep:
         own: for each piece the (node, number of its tokens) that it attends to by itself.
     """
 
-    def __init__(self, offsets: list[int]) -> None:
+    def __init__(self, offsets: Seq[int]) -> None:
         self.shared: list[SharedWork] = []
         self.own: list[OwnNodes] = [[] for _ in offsets[1:]]
         self._offsets = offsets
@@ -282,14 +301,6 @@ class _Sweep:
         if not self._is_decoding:
             self.close(0, i)
             self._is_decoding = True
-        elif stack:
-            top = stack[-1]
-            if node.parent is top.node.parent and top.first_piece == i - 1 and node is not top.node:
-                # beside its sibling, whose node nobody shares: most rows, so done in place
-                self.own[i - 1].append((top.node, top.length))
-                depths[node] = depths.pop(top.node)
-                top.node, top.length, top.first_piece = node, len(node.ids), i
-                return
         new = []
         while node not in depths and node.parent is not None:
             new.append(node)
@@ -331,14 +342,13 @@ class _Sweep:
 
 
 def _share_context(
-    pieces: Seq[Piece], offsets: list[int], share_prefill: bool
+    pieces: Seq[Piece], offsets: Seq[int], share_prefill: bool
 ) -> tuple[list[SharedWork], list[OwnNodes]]:
     """The shared works, and for each piece the (node, number of its tokens) that it attends to by itself."""
     sweep = _Sweep(offsets)
     for i, piece in enumerate(pieces):
         if piece.tail_len:
-            assert piece.sequence.node is not None
-            sweep.decode(i, piece.sequence.node)
+            sweep.decode(i, _node(piece))
         elif share_prefill:
             sweep.prefill(i, _context(piece))
         else:
@@ -346,6 +356,33 @@ def _share_context(
             sweep.own[i] = _context(piece)
     sweep.close(0, len(pieces))
     return sweep.shared, sweep.own
+
+
+def _share_single(pieces: Seq[Piece]) -> tuple[list[SharedWork], list[OwnNodes]]:
+    """``_share_context`` of decoding rows with a token each.
+
+    Most have a node of their own, whose nearest large ancestor they share; so the sweep goes over these ancestors.
+    """
+    nodes = [_node(piece) for piece in pieces]
+    if any(node.children for node in nodes) or len({*nodes}) < len(nodes):
+        return _share_context(pieces, range(len(pieces) + 1), share_prefill=False)
+    paths = [piece.sequence.below_large(MIN_SHARED_TOKENS) for piece in pieces]
+    own, ancestors = [below for below, _ in paths], [ancestor for _, ancestor in paths]
+    changes = [i for i, (node, after) in enumerate(pairwise(ancestors), start=1) if node is not after]
+    offsets = [0, *changes, len(pieces)]
+    sweep = _Sweep(offsets)
+    for i, begin in enumerate(offsets[:-1]):
+        sweep.decode(i, ancestors[begin])
+    sweep.close(0, len(offsets) - 1)
+    for above, (begin, end) in zip(sweep.own, pairwise(offsets), strict=True):
+        if above:  # what few rows or few tokens are not worth a work of its own
+            own[begin:end] = [[*below, *above] for below in own[begin:end]]
+    return sweep.shared, own
+
+
+def _node(piece: Piece) -> RadixNode:
+    assert piece.sequence.node is not None
+    return piece.sequence.node
 
 
 def _context(piece: Piece) -> OwnNodes:
@@ -403,7 +440,7 @@ def _single_work(pieces: list[Piece], own: list[OwnNodes], *, with_positions: bo
         pairs = [_own_slots(piece, nodes, with_positions=True) for piece, nodes in zip(pieces, own, strict=True)]
         runs, positions = [slots for slots, _ in pairs], [positions for _, positions in pairs]
     else:
-        runs, positions = [_own_run(piece, nodes) for piece, nodes in zip(pieces, own, strict=True)], []
+        runs, positions = list(map(_own_run, pieces, own)), []
     slots = np.concatenate([NO_INTS, *runs])
     return SingleWork(
         rows=NO_INTS,

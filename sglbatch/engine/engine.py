@@ -43,9 +43,13 @@ MAX_FORCED = 256
 MIN_OVERLAP_TOKENS = 256
 """A step of fewer tokens is not worth a launch of its own: its rows wait for those in flight and join them."""
 
-MAX_RESULTS = 128
-"""Results handed on at a time while there is a step to launch. A cohort often ends as a whole, and what programs make
-of a thousand results takes longer than the device takes for a step."""
+MIN_RESULTS = 32
+"""Results handed on at a time, at least, while there is a step to launch. A cohort often ends as a whole, and what
+programs make of a thousand results takes longer than the device takes for a step."""
+TOKENS_FOR_RESULT = 16
+"""A result more for so many tokens of the step that the device works on meanwhile."""
+SHARE_OF_RESULTS = 8
+"""One in so many results at least, so that they do not pile up."""
 
 
 class LocalEngine:
@@ -122,8 +126,15 @@ class LocalEngine:
             before, self._in_flight = self._in_flight, None
         if before is not None:
             self._land(*before)
+        return self._hand_on(self._num_results())
+
+    def _num_results(self) -> int:
+        """How many of the results to hand on now."""
         num_ended = len(self._ended)
-        return self._hand_on(MAX_RESULTS if num_ended > MAX_RESULTS and self._is_pressed else num_ended)
+        if num_ended <= MIN_RESULTS or not self._is_pressed:
+            return num_ended
+        num_hidden = 0 if self._in_flight is None else self._in_flight[0].num_tokens // TOKENS_FOR_RESULT
+        return min(num_ended, max(MIN_RESULTS, num_hidden, num_ended // SHARE_OF_RESULTS))
 
     @property
     def _is_pressed(self) -> bool:
@@ -167,15 +178,17 @@ class LocalEngine:
     def _land(self, step: Step, pending: Pending) -> None:
         outputs = pending.result()
         self.scheduler.land(step)
+        owners, num_plain = self._owners, 0
         for action, output in zip(step.actions, outputs, strict=True):
-            owner = self._owners.get(action.sequence)
+            owner = owners.get(action.sequence)
             if isinstance(owner, Generation) and owner.is_plain and isinstance(output, int):  # most rows of most steps
-                self._num_generated += 1
+                num_plain += 1
                 reason = owner.take_plain(output)
                 if reason is not None:
                     self._end(owner, reason)
             else:
                 self._take(owner, action, output)
+        self._num_generated += num_plain
 
     def _refuse(self, request: Request, error: ErrorInfo) -> None:
         self._ended.append(lambda: Result(request_id=request.request_id, error=error))
@@ -283,7 +296,7 @@ class LocalEngine:
         sequence = Sequence(request, request.prompt_ids, priority=priority if scores is None else (*priority, 1))
         generation = Generation(
             sequence,
-            TextBuffer(self.tokenizer.token_bytes, operation.stop, operation.stop_regex),
+            TextBuffer(self.tokenizer.token_bytes, sequence.output_ids, operation.stop, operation.stop_regex),
             guide=guide,
             forced=None if guide is None else self._forced_runs(guide),
             finite=None if guide is None or not operation.exact_choices else self._finite_choices(guide),

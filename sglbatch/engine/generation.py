@@ -51,6 +51,9 @@ class Generation:
         self.operation = sequence.request.operation
         self.sequence = sequence
         self.text = text
+        self._output_ids = sequence.output_ids
+        self._max_tokens = self.operation.max_tokens
+        self._watches_text = not text.never_stops
         self.guide = guide
         self.state = guide.start if guide else 0
         self.num_sampled = 0
@@ -148,7 +151,6 @@ class Generation:
         self._run = self._run[len(run) :]
         self.num_sampled += len(run)
         output_ids.extend(run)
-        self.text.extend(run)
         self._move(self._forced.follow(self.state, run))
         if not self._run:
             self._go_on(self._forced)
@@ -209,11 +211,11 @@ class Generation:
         self.num_sampled += 1
         if token_id in self._end_token_ids:
             return "stop"
-        output_ids = self.sequence.output_ids
+        output_ids = self._output_ids
         output_ids.append(token_id)
-        if self.text.append(token_id):
+        if self._watches_text and self.text.stops():
             return "stop"
-        return "length" if len(output_ids) >= self.operation.max_tokens else None
+        return "length" if len(output_ids) >= self._max_tokens else None
 
     def _within_reach(self, token_id: int) -> int:
         """The token, or with ``complete`` the first of the shortest completion where the token would leave no room."""
@@ -236,7 +238,7 @@ class Generation:
         self.num_sampled += 1
         self._counts[token_id] += 1
         self.sequence.output_ids.append(token_id)
-        if self.text.append(token_id, may_stop=self.num_sampled > self.operation.min_tokens):
+        if self.text.stops(may_stop=self.num_sampled > self.operation.min_tokens):
             return "stop"
         if self.guide:
             self._advance(self.guide, token_id)

@@ -21,7 +21,14 @@ from torch.nn.functional import pad
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from sglbatch.engine.attention.torch import AttentionKind, TorchAttention
-from sglbatch.engine.batch import CausalWork, FlatBatch, SharedWork, SingleWork, flatten, single_sequence
+from sglbatch.engine.batch import (
+    CausalWork,
+    FlatBatch,
+    SharedWork,
+    SingleWork,
+    flatten,
+    single_sequence,
+)
 from sglbatch.engine.decision import IdsInFlight, Output, Pending, decide
 from sglbatch.engine.layer_pool import Attention, LayerPool
 from sglbatch.engine.row_step import ROW_STEP, rounded_up
@@ -242,20 +249,34 @@ class ModelRunner:
         Returns:
             For each action its token id, or the log-probabilities of its targets.
         """
-        rows = list({id(row): row for row in (*step.new_states, *(a.row for a in step.actions))}.values())
-        states_RH, rows = self._states(step, rows, before)
-        index = {id(row): i for i, row in enumerate(rows)}
-        action_rows = [index[id(a.row)] for a in step.actions]
+        states_RH = self._single_states(step, before) if step.is_single else self._action_states(step, before)
         pending = Pending(len(step.actions))
         size = MAX_LOGIT_ROWS[self.device.type]
-        if action_rows and action_rows != list(range(len(rows))):
-            states_RH = states_RH[to_device(action_rows, self.device)]
-        for begin in range(0, len(action_rows), size):
+        for begin in range(0, len(step.actions), size):
             part = slice(begin, begin + size)
             logits_RV = self._logits(states_RH[part])
             decide(pending, begin, logits_RV, [a.targets for a in step.actions[part]], samplings[part])
         pending.seal(self.device)
         return pending
+
+    def _single_states(self, step: Step, before: InFlight | None) -> torch.Tensor:
+        """The final hidden states [R, H] of the actions of a step of one token a row; nobody keeps them."""
+        batch, offsets = self._flatten(step)
+        num_rows = len(step.pieces)
+        return self._forward(batch, range(num_rows), self._ids_in_flight(step, offsets, before))[:num_rows]
+
+    def _action_states(self, step: Step, before: InFlight | None) -> torch.Tensor:
+        """The final hidden states [R, H] of a step's actions."""
+        rows = list({id(row): row for row in (*step.new_states, *(a.row for a in step.actions))}.values())
+        states_RH, rows = self._states(step, rows, before)
+        index = {id(row): i for i, row in enumerate(rows)}
+        action_rows = [index[id(a.row)] for a in step.actions]
+        if action_rows and action_rows != list(range(len(rows))):
+            return states_RH[to_device(action_rows, self.device)]
+        return states_RH
+
+    def _flatten(self, step: Step) -> tuple[FlatBatch, dict[int, int]]:
+        return flatten(step, with_positions=self._has_windows, share_prefill=self._kernels == "torch")
 
     def _states(self, step: Step, rows: list[StateRow], before: InFlight | None) -> tuple[torch.Tensor, list[StateRow]]:
         """The final hidden states [R, H] of rows, and the rows in that order; those that the tree keeps are stored."""
@@ -264,7 +285,7 @@ class ModelRunner:
         states = [row.stored[0][row.stored[1]] for row in old]
         if not step.pieces:
             return torch.stack(states), old
-        batch, offsets = flatten(step, with_positions=self._has_windows, share_prefill=self._kernels == "torch")
+        batch, offsets = self._flatten(step)
         ids = self._ids_in_flight(step, offsets, before)
         new_RH = self._forward(batch, [offsets[id(row.piece)] + row.offset for row in new], ids)[: len(new)]
         kept_RH = new_RH[: len(step.new_states)].clone()
@@ -284,10 +305,10 @@ class ModelRunner:
     def _forward(self, batch: FlatBatch, rows: Sequence[int], ids: IdsInFlight | None = None) -> torch.Tensor:
         """Final hidden states [R, H] of some flat rows, or more; the batch's keys and values go into the pool."""
         if self._kernels == "torch":
-            return self._run_body(batch, TorchAttention(batch, self.device), ids)[rows]
+            return self._run_body(batch, TorchAttention(batch, self.device), ids)[list(rows)]
         states_TH = self._graphs.run(batch, ids) if self._graphs is not None else None
         if states_TH is not None:
-            everything = list(rows) == list(range(len(batch.input_ids)))
+            everything = len(rows) == len(batch.input_ids) and list(rows) == list(range(len(rows)))
             # A part of a prompt alone has no rows, and torch takes an empty list for floats.
             return states_TH if everything else states_TH[to_device(np.array(rows, dtype=np.int64), self.device)]
         return self._launch_kernels(batch, rows, ids)

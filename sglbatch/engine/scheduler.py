@@ -230,10 +230,10 @@ class Scheduler:
         """As many of the rows as a step's budget has room for, and one at least; their forced runs may be long."""
         max_tokens = self.max_batch_tokens
         for num_left, sequence in zip(range(len(rows) - 1, -1, -1), rows, strict=True):
+            if step.num_tokens < max_tokens and self._decode_one(sequence, step):
+                continue
             if step.num_tokens and step.num_tokens + sequence.num_to_feed > max_tokens:
                 return
-            if self._decode_one(sequence, step):
-                continue
             is_here = sequence.node is not None and self._grow(sequence)  # else an earlier row made it pause
             if is_here and not self._decode_one(sequence, step):
                 self._decode(sequence, step)
@@ -243,10 +243,11 @@ class Scheduler:
     def _decode_one(sequence: Sequence, step: Step) -> bool:
         """The case of most rows, and of all in flight: one token is fed, and there is a slot for it. Else False."""
         tail_len = sequence.tail_len
-        if sequence.probe is not None or tail_len >= len(sequence.tail_slots) or sequence.node is None:
+        if tail_len >= len(sequence.tail_slots) or sequence.probe is not None or sequence.node is None:
             return False
         if sequence.num_in_flight:
-            assert sequence.num_to_feed == 1, "what is known is fed before what is not"
+            num_known = len(sequence.output_ids) - sequence.num_folded - tail_len
+            assert num_known + sequence.num_in_flight == 1, "what is known is fed before what is not"
             tokens, source = [0], sequence.place
         else:
             tokens, source = sequence.output_ids[sequence.num_folded + tail_len :], None
@@ -255,8 +256,7 @@ class Scheduler:
         position = len(sequence.ids) + tail_len
         sequence.tail_len = tail_len = tail_len + 1
         piece = Piece(sequence, tokens, position, tail_len=tail_len, source=source)
-        step.add(piece)
-        step.actions.append(Action(sequence, StateRow(piece, 0), position, ()))
+        step.add_single(piece, Action(sequence, piece, position))
         return True
 
     def _decode(self, sequence: Sequence, step: Step) -> None:
@@ -307,7 +307,7 @@ class Scheduler:
         missing = sequence.num_missing
         if missing <= 0:
             return True
-        wanted = max(missing, min(TAIL_RUN, sequence.tail_left - sequence.num_unused))
+        wanted = max(missing, min(sequence.next_run, sequence.tail_left - sequence.num_unused))
         while True:
             for num in (wanted, missing):
                 if self._free_up(num):
@@ -554,8 +554,7 @@ class Scheduler:
         self._kept.finish_program(program_id)
 
     def _drop_tail(self, sequence: Sequence) -> None:
-        self.pool.free(sequence.tail)
-        sequence.tail, sequence.tail_slots, sequence.tail_len = [], NO_SLOTS, 0
+        self.pool.free(sequence.drop_tail())
         self._promise(sequence, 0)
 
     def _unlock(self, sequence: Sequence) -> None:

@@ -26,7 +26,7 @@ OwnNodes: TypeAlias = "list[tuple[RadixNode, int]]"
 """Nodes that a row attends to by itself, each with how many of its tokens."""
 
 TAIL_RUN = 16
-"""Slots a decoding row takes at a time."""
+"""Slots a decoding row takes at a time, at most."""
 
 
 class StateRow:
@@ -116,8 +116,10 @@ class Sequence:
         self.probe: Probe | None = None
         self.last_state: StateRow | None = None
         self.high_water = 0
-        self._own_nodes: OwnNodes | None = None
+        self._own_nodes: OwnNodes = []
         self._own_base_len = 0
+        self._climb: list[RadixNode] = []
+        self._below: OwnNodes = []
         self._own_slots: npt.NDArray[np.int64] = self.tail_slots
 
     def __lt__(self, other: Sequence) -> bool:
@@ -197,16 +199,28 @@ class Sequence:
 
     def grow_tail(self, extents: list[Extent]) -> None:
         self.tail = self.tail + extents
-        self.tail_slots = np.concatenate([self.tail_slots, slot_ids(extents)])
-        self._own_nodes = None
+        self._own_slots = np.concatenate([self._own_slots, slot_ids(extents)])
+        self.tail_slots = self._own_slots[self._own_base_len :]
 
     def shrink_tail(self, num: int) -> list[Extent]:
         """Takes the last ``num`` slots away, which are unused."""
         assert self.tail_len <= len(self.tail_slots) - num
         self.tail, taken = split_extents(self.tail, len(self.tail_slots) - num)
-        self.tail_slots = self.tail_slots[: len(self.tail_slots) - num]
-        self._own_nodes = None
+        self._own_slots = self._own_slots[: len(self._own_slots) - num]
+        self.tail_slots = self._own_slots[self._own_base_len :]
         return taken
+
+    def drop_tail(self) -> list[Extent]:
+        """Takes all of the tail away, used or not."""
+        taken, self.tail, self.tail_len = self.tail, [], 0
+        self._own_slots = self._own_slots[: self._own_base_len]
+        self.tail_slots = self._own_slots[self._own_base_len :]
+        return taken
+
+    @property
+    def next_run(self) -> int:
+        """Slots that its tail grows by. The first run is shorter, so that not all rows grow in the same step."""
+        return TAIL_RUN - (len(self.tail_slots) + self.number) % TAIL_RUN
 
     @property
     def num_unused(self) -> int:
@@ -219,15 +233,38 @@ class Sequence:
         least = 0 if self.probe is None else self.probe.min_len
         return self.num_to_feed + least - self.num_unused
 
+    def below_large(self, min_tokens: int) -> tuple[OwnNodes, RadixNode]:
+        """The nodes of its path below the nearest ancestor of at least ``min_tokens``, whole, and that ancestor.
+
+        Remembered: a node that is split gets another parent. The ancestor may have become smaller; it is the root where
+        there is none so large.
+        """
+        climb = self._climb
+        if climb and climb[0] is self.node:
+            for i in range(1, len(climb)):
+                if climb[i - 1].parent is not climb[i]:
+                    break
+            else:
+                return self._below, climb[-1]
+        assert self.node is not None and self.node.parent is not None
+        climb = [self.node, self.node.parent]
+        while climb[-1].parent is not None and len(climb[-1].ids) < min_tokens:
+            climb.append(climb[-1].parent)
+        self._climb = climb
+        self._below = [(node, len(node.ids)) for node in climb[:-1]]
+        return self._below, climb[-1]
+
     def own_run(self, nodes: OwnNodes, tail_len: int) -> npt.NDArray[np.int64]:
         """The slots of ``nodes`` and then of the first ``tail_len`` generated tokens; do not change them.
 
         Remembered: a decoding row asks for the same nodes in every step, and for one more token.
         """
-        if nodes != self._own_nodes:
+        if nodes is not self._own_nodes:
+            if nodes != self._own_nodes:
+                self._own_base_len = sum(length for _, length in nodes)
+                self._own_slots = np.concatenate([*(node.slots[:length] for node, length in nodes), self.tail_slots])
+                self.tail_slots = self._own_slots[self._own_base_len :]
             self._own_nodes = nodes
-            self._own_base_len = sum(length for _, length in nodes)
-            self._own_slots = np.concatenate([*(node.slots[:length] for node, length in nodes), self.tail_slots])
         return self._own_slots[: self._own_base_len + tail_len]
 
 
@@ -305,25 +342,35 @@ class Piece:
 class Action:
     """What to do with one hidden state: sample a token (no targets), or score the targets.
 
+    Args:
+        row: the state, or a piece of one token whose state it is.
+
     Attributes:
         node: in a probe, the tokens behind the generated ones after which the targets are scored.
     """
 
-    __slots__ = ("node", "position", "row", "sequence", "targets")
+    __slots__ = ("_row", "node", "position", "sequence", "targets")
 
     def __init__(
         self,
         sequence: Sequence,
-        row: StateRow,
+        row: StateRow | Piece,
         position: int,
-        targets: tuple[Target, ...],
+        targets: tuple[Target, ...] = (),
         node: tuple[int, ...] = (),
     ) -> None:
         self.sequence = sequence
-        self.row = row
+        self._row = row
         self.position = position
         self.targets = targets
         self.node = node
+
+    @property
+    def row(self) -> StateRow:
+        """The state, always the same object; made here where nobody has asked for it."""
+        if isinstance(self._row, Piece):
+            self._row = StateRow(self._row, 0)
+        return self._row
 
 
 class Step:
@@ -331,17 +378,31 @@ class Step:
 
     Attributes:
         num_tokens: of all pieces.
+        new_states: states of this step that the tree keeps: the runner fills ``stored``.
+        num_single: of pieces and actions that are a decoding row's one token and the draw of the next.
     """
 
-    __slots__ = ("actions", "new_states", "num_tokens", "pieces")
+    __slots__ = ("actions", "new_states", "num_single", "num_tokens", "pieces")
 
     def __init__(self) -> None:
         self.pieces: list[Piece] = []
         self.num_tokens = 0
         self.actions: list[Action] = []
         self.new_states: list[StateRow] = []
-        """States of this step that the tree keeps: the runner fills ``stored``."""
+        self.num_single = 0
 
     def add(self, piece: Piece) -> None:
         self.pieces.append(piece)
         self.num_tokens += len(piece.token_ids)
+
+    def add_single(self, piece: Piece, action: Action) -> None:
+        """A decoding row's one token and the draw of the next."""
+        self.num_single += 1
+        self.pieces.append(piece)
+        self.num_tokens += 1
+        self.actions.append(action)
+
+    @property
+    def is_single(self) -> bool:
+        """It has nothing else."""
+        return self.num_single == len(self.pieces) == len(self.actions) > 0

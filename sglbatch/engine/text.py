@@ -11,23 +11,28 @@ class TextBuffer:
 
     Args:
         token_bytes: the bytes of each token id.
+        ids: the tokens, which the caller adds to.
         stop: stop strings; the text ends before the first one that appears.
         stop_regex: patterns; the text ends before the first match. Bytes that are no UTF-8 yet match nothing.
     """
 
-    def __init__(self, token_bytes: Sequence[bytes], stop: tuple[str, ...], stop_regex: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, token_bytes: Sequence[bytes], ids: list[int], stop: tuple[str, ...], stop_regex: tuple[str, ...] = ()
+    ) -> None:
         self._token_bytes = token_bytes
+        self._ids = ids
         self._stops = [s.encode() for s in stop]
         self._patterns = [re.compile(pattern) for pattern in stop_regex]
         self._reach = max((len(s) for s in self._stops), default=1) - 1
         self.never_stops = not stop and not stop_regex
         self._data = bytearray()
         self._ends: list[int] = []
-        self._ids: list[int] = []
 
-    def append(self, token_id: int, *, may_stop: bool = True) -> bool:
-        """Adds a token; True if the text now stops, and is cut. Where it may not stop, what it ends with never will."""
-        self._ids.append(token_id)
+    def stops(self, *, may_stop: bool = True) -> bool:
+        """Looks at a token that was added: True if the text now stops, and is cut.
+
+        Where it may not stop, what it ends with never will.
+        """
         if self.never_stops:
             return False
         begin = max(0, len(self._data) - self._reach)
@@ -39,11 +44,6 @@ class TextBuffer:
         if found:
             del self._data[min(found) :]
         return bool(found)
-
-    def extend(self, token_ids: Sequence[int]) -> None:
-        """Adds tokens where no text stops."""
-        assert self.never_stops
-        self._ids.extend(token_ids)
 
     def _spell(self) -> None:
         """Brings the bytes up to the tokens."""
