@@ -15,6 +15,7 @@ import argparse
 import gc
 import io
 import json
+import platform
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -132,6 +133,7 @@ class Watched:
 
     Attributes:
         steps: (begin, seconds, tokens, pieces) of each, as the processor sees it.
+        num_late: steps that were all launched only after the device had finished the one before.
         first_submit: when the first requests came.
     """
 
@@ -139,6 +141,7 @@ class Watched:
         self._engine = engine
         self._events: list[list[torch.Event]] = []
         self.steps: list[tuple[float, float, int, int]] = []
+        self.num_late = 0
         self.first_submit: float | None = None
 
     def device_s(self) -> list[tuple[float, float]]:
@@ -163,6 +166,7 @@ class Watched:
             events[0].record()
             pending = launch(*args)
             events[1].record()
+            self.num_late += bool(self._events) and self._events[-1][1].query()
             self._events.append(events)
             return pending
 
@@ -287,6 +291,7 @@ def run_workload(engine: LocalEngine, ready: Prepared, asked: Sequence[dict[str,
     return {
         "seconds": round(end - start, 3),
         "device_wait_s": round(sum(wait for wait, _ in device), 3),
+        "late_steps": watched.num_late,
         "start_s": round(started - start, 3),
         "first_submit_s": round(watched.first_submit - start, 3),
         "rows": len(rows),
@@ -366,11 +371,19 @@ def main() -> None:
             "start_s",
             "first_submit_s",
             "device_wait_s",
+            "late_steps",
             "hit_rate",
             "best_hit_rate",
         )
         numbers = ("recomputed_tokens", "out_tokens", "jumped_tokens", "steps")
         print({name: line[name] for name in (*shown, *numbers)}, flush=True)
+
+
+def processor_name() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
+    return f"{names[0]}, {len(names)} cores" if names else platform.processor()
 
 
 def machine() -> dict[str, Any]:
@@ -380,6 +393,7 @@ def machine() -> dict[str, Any]:
 
     return {
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
+        "cpu": processor_name(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "triton": triton.__version__,

@@ -82,7 +82,6 @@ class LocalEngine:
         self._overlap = overlap
         self._in_flight: tuple[Step, Pending] | None = None
         self._ended: deque[Callable[[], Result]] = deque()
-        self._masks: TokenMasks | None = None
         self.compiler = Compiler()
         """What compiles constraints; the caller's, where automata are to be kept on disk."""
         self._forced: dict[Guide, Forced] = {}
@@ -322,10 +321,7 @@ class LocalEngine:
     def _guide(self, constraint: Constraint | None) -> Guide | None:
         if constraint is None:
             return None
-        if self._masks is None:
-            tokenizer = self.tokenizer
-            self._masks = TokenMasks(tokenizer.token_bytes, tokenizer.eos_token_ids, tokenizer.vocab_size)
-        return self._masks.guide(self.compiler.compile(constraint))
+        return TokenMasks.of(self.tokenizer).guide(self.compiler.compile(constraint))
 
     def _forced_runs(self, guide: Guide) -> Forced:
         if guide not in self._forced:

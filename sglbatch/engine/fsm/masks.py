@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from weakref import WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,9 @@ from sglbatch.engine.fsm.schema import SchemaConstraint
 from sglbatch.engine.fsm.schema_parts import byte_costs
 from sglbatch.engine.fsm.vocabulary import Vocabulary, row_offsets
 from sglbatch.errors import ConstraintError
+from sglbatch.tokenizer import Tokenizer
+
+_MASKS: WeakKeyDictionary[Tokenizer, TokenMasks] = WeakKeyDictionary()
 
 
 class TokenMasks:
@@ -44,6 +47,15 @@ class TokenMasks:
         self._guides: OrderedDict[Automaton | SchemaConstraint, Guide] = OrderedDict()
         self._in_use: WeakValueDictionary[Automaton | SchemaConstraint, Guide] = WeakValueDictionary()
         self._distinct: WeakValueDictionary[bytes, Bitmask] = WeakValueDictionary()
+
+    @staticmethod
+    def of(tokenizer: Tokenizer) -> TokenMasks:
+        """The masks over a tokenizer, the same ones as long as somebody has it: its vocabulary is laid out once."""
+        masks = _MASKS.get(tokenizer)
+        if masks is None:
+            masks = TokenMasks(tokenizer.token_bytes, tokenizer.eos_token_ids, tokenizer.vocab_size)
+            _MASKS[tokenizer] = masks
+        return masks
 
     def guide(self, compiled: Automaton | SchemaConstraint) -> Guide:
         """The guide of this very object: the same one while anybody holds it, or it is among the last ``max_guides``.

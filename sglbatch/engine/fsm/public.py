@@ -49,7 +49,7 @@ class CompiledConstraint:
     def __init__(self, compiled: Automaton | SchemaConstraint, tokenizer: Tokenizer, *, compile_s: float) -> None:
         self._compiled = compiled
         self._compile_s = compile_s
-        masks = TokenMasks(tokenizer.token_bytes, tokenizer.eos_token_ids, tokenizer.vocab_size)
+        masks = TokenMasks.of(tokenizer)
         self.guide = masks.guide(compiled)
         self._forced = Forced(self.guide, tokenizer.encode)
 
