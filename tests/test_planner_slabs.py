@@ -30,7 +30,7 @@ def tokens_of(text: str) -> TokenIds:
 
 def walked(texts: Sequence[str], min_len: int, max_len: int) -> list[list[TokenIds]]:
     """The prompts of each slab in the order in which they run, as the job puts them together."""
-    cut = cut_slabs(texts, min_len=min_len, max_len=max_len, first_share=2)
+    cut = cut_slabs(texts, min_len=min_len, max_len=max_len, first_shares=(3, 2))
     slabs = [[texts[i] for i in slab] for slab, _ in cut]
     walk: list[list[TokenIds]] = []
     for number, slab in enumerate(slabs):
@@ -49,16 +49,16 @@ def computed(prompts: Sequence[TokenIds]) -> int:
     return sum(map(len, prompts)) - shared
 
 
-@given(texts_strategy, lens_strategy, st.integers(1, 3))
-def test_slabs_are_the_texts_in_order(texts: list[str], lens: tuple[int, int], first_share: int) -> None:
+@given(texts_strategy, lens_strategy, st.lists(st.integers(1, 3), max_size=3))
+def test_slabs_are_the_texts_in_order(texts: list[str], lens: tuple[int, int], first_shares: list[int]) -> None:
     min_len, max_len = lens
-    cut = list(cut_slabs(texts, min_len=min_len, max_len=max_len, first_share=first_share))
+    cut = list(cut_slabs(texts, min_len=min_len, max_len=max_len, first_shares=first_shares))
     slabs = [slab for slab, _ in cut]
     assert [following for _, following in cut] == [*(slab[0] for slab in slabs[1:]), None][: len(slabs)]
     order = [i for slab in slabs for i in slab]
     assert order == sorted(range(len(texts)), key=texts.__getitem__), "equal texts in input order"
     for number, (slab, following) in enumerate(pairwise(slabs)):
-        share = 1 if number else first_share
+        share = first_shares[number] if number < len(first_shares) else 1
         min_len, max_len = ceil(lens[0] / share), ceil(lens[1] / share)
         assert len(slab) >= min_len
         assert texts[slab[-1]] != texts[following[0]], "equal texts stay together"

@@ -88,6 +88,7 @@ class Execution:
         self._on_planned = on_planned
         self._any_known = any_known
         self._ready: list[PendingCall] = []
+        self._is_planned = False
         self._num_placed = 0
         self._num_fitting = 0
         self._num_waiting = 0
@@ -153,6 +154,7 @@ class Execution:
                 self._loading.start()
         if self._feed.is_done:
             check_pool(self._feed.all_calls(), self._prepared)
+        self._plan_once()
 
     def run(self) -> None:
         """Makes the calls in the plan's order, and whatever follows from them, until every program has ended."""
@@ -170,6 +172,7 @@ class Execution:
                     num_ended = self._supply()
                     num_ended += self._take_ended(self._step())
                     self._after_step()
+                    self._plan_once()  # beside the step that the backend has just begun
                     self._progress.advance(num_ended, **_numbers(backend.stats(), time.monotonic() - start))
             except Stopped:
                 self._drain(backend)
@@ -251,8 +254,13 @@ class Execution:
         _freeze()
         if self._feed.is_done:
             self._driver.expect_more(False)
-            self._on_planned(self._feed.all_calls())
         return num_ended
+
+    def _plan_once(self) -> None:
+        """Hands on all first calls, once they are known."""
+        if self._feed.is_done and not self._is_planned:
+            self._is_planned = True
+            self._on_planned(self._feed.all_calls())
 
     def _step(self) -> list[RowProgram]:
         try:

@@ -14,8 +14,9 @@ MIN_SLAB: Final = 192
 MAX_SLAB: Final = 320
 """Calls of a slab: tokenising one takes a fraction of a step in which a GPU computes what is new in a hundred."""
 
-FIRST_SHARE: Final = 3
-"""The first slab is so many times smaller: nothing is computed beside it."""
+FIRST_SHARES: Final = (3, 1.5)
+"""The first slabs are so many times smaller: nothing is computed beside the first, and a short step beside the second,
+before which all texts are ordered."""
 
 SLAB_CHARS: Final = 2_000_000
 """Of long prompts so many characters make a slab, on average."""
@@ -75,7 +76,7 @@ class Feed:
         most = SLAB_CHARS * len(texts) // max(1, sum(map(len, texts)))
         max_len = max(1, min(MAX_SLAB, most))
         min_len = max(1, max_len * MIN_SLAB // MAX_SLAB)
-        for slab, following in cut_slabs(texts, min_len=min_len, max_len=max_len, first_share=FIRST_SHARE):
+        for slab, following in cut_slabs(texts, min_len=min_len, max_len=max_len, first_shares=FIRST_SHARES):
             yield [questions[i] for i in slab], None if following is None else questions[following]
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from heapq import nsmallest
+from itertools import chain, repeat
+from math import ceil
 
 import numpy as np
 import numpy.typing as npt
@@ -20,29 +22,30 @@ from sglbatch.types import TokenIds
 
 
 def cut_slabs(
-    texts: Sequence[str], *, min_len: int, max_len: int, first_share: int = 1
+    texts: Sequence[str], *, min_len: int, max_len: int, first_shares: Sequence[float] = ()
 ) -> Iterator[tuple[list[int], int | None]]:
     """The indices of ``texts`` in their order, in slabs, each with the first index of the next one.
 
     A slab has ``min_len`` to ``max_len`` texts, and ends where neighbours have least in common. Equal texts stay
-    together, whatever their number. The first slab has that many divided by ``first_share``, the last one what is left,
-    at most ``max_len``. The first is there before all texts have been ordered.
+    together, whatever their number. The first slabs have that many divided by ``first_shares``, the last one what is
+    left, at most ``max_len``. The first is there before all texts have been ordered.
     """
-    assert 1 <= min_len <= max_len and first_share >= 1
-    low, high, begin = -(-min_len // first_share), -(-max_len // first_share), 0
+    assert 1 <= min_len <= max_len and all(share >= 1 for share in first_shares)
+    sizes = ((ceil(min_len / share), ceil(max_len / share)) for share in chain(first_shares, repeat(1)))
+    (low, high), begin = next(sizes), 0
     if len(texts) > max_len:
         head = nsmallest(high + 1, range(len(texts)), key=texts.__getitem__)
         end = _best_cut(texts, head, low, high)
         if end < len(head):
             yield head[:end], head[end]
-            low, high, begin = min_len, max_len, end
+            (low, high), begin = next(sizes), end
     order = sorted(range(len(texts)), key=texts.__getitem__)
     while begin < len(order):
         end = len(order)
         if end - begin > max_len:
             end = _best_cut(texts, order, begin + low, begin + high)
         yield order[begin:end], order[end] if end < len(order) else None
-        low, high, begin = min_len, max_len, end
+        (low, high), begin = next(sizes), end
 
 
 def _best_cut(texts: Sequence[str], order: Sequence[int], low: int, high: int) -> int:
