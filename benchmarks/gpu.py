@@ -28,7 +28,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from sglbatch.data import Row, open_rows
 from sglbatch.engine.engine import LocalEngine
-from sglbatch.engine.loader import default_batch_tokens, make_engine
+from sglbatch.engine.loader import DEFAULT_ROWS, default_batch_tokens, make_engine
 from sglbatch.engine.model_runner import ATTENTION_NAME
 from sglbatch.job.config import RunConfig
 from sglbatch.job.execution import Execution, Surroundings
@@ -81,7 +81,7 @@ def random_engine(
     *,
     kv_tokens: int | None = None,
     max_batch_tokens: int | None = None,
-    max_rows: int = 4096,
+    max_rows: int = DEFAULT_ROWS["cuda"],
     reserve: Literal["soft", "full"] = "soft",
 ) -> tuple[LocalEngine, LocalModel, Tokenizer]:
     """An engine with random weights, made as a run makes one, and the tokenizer in ``folder``."""
@@ -327,7 +327,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int)
     parser.add_argument("--kv-tokens", type=int)
     parser.add_argument("--max-batch-tokens", type=int, help="default: as a run")
-    parser.add_argument("--max-rows", type=int, default=4096)
+    parser.add_argument("--max-rows", type=int, default=DEFAULT_ROWS["cuda"])
     parser.add_argument("--reserve", default="soft", choices=["soft", "full"])
     parser.add_argument("--no-jump-forward", action="store_true", help="forced tokens take a step each")
     parser.add_argument("--choice-decoding", default="exact", choices=["exact", "token"], help="token: as peers do")

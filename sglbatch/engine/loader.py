@@ -34,7 +34,8 @@ Products are cut into tiles of 128 rows by 256 columns, one for each multiproces
 of tiles as there are multiprocessors (8,448 tokens on an H200) every product whose width is a multiple of 512 takes
 whole rounds.
 """
-DEFAULT_ROWS = {"cpu": 128, "cuda": 4096}
+DEFAULT_ROWS = {"cpu": 128, "cuda": 2048}
+"""Rows that decode at once: on a GPU as many as one step takes. More would be computed no faster, and all end later."""
 SUPPORTED_LAYERS = frozenset({"full_attention", "sliding_attention"})
 BATCH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 
