@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ pytest.importorskip("triton", reason="triton has no build for this platform")
 
 from sglbatch.engine.attention.torch import AttentionKind, TorchAttention
 from sglbatch.engine.attention.triton import Beside, TritonAttention, batch_arrays, list_works
+from sglbatch.engine.attention.worklist import TILE_FIELDS
 from sglbatch.engine.batch import CausalWork, FlatBatch, SharedWork, SingleWork, TreeWork, plant
 from sglbatch.engine.engine import LocalEngine
 from sglbatch.engine.model_runner import ATTENTION_NAME, ModelRunner
@@ -30,12 +32,13 @@ KINDS = {
 }
 
 
-def long_batch() -> FlatBatch:
-    """Works with whole blocks of slots, in no order of slots: a shared node, causal paths, trees, single rows.
+def long_batch(*, in_order: bool = False) -> FlatBatch:
+    """Works with whole blocks of slots: a shared node, causal paths, trees, single rows.
 
-    The second tree stands behind the shared node and has no trunk.
+    The second tree stands behind the shared node and has no trunk. Slots lie in no order and have positions, or side by
+    side, so that they are loaded in chunks.
     """
-    slots = np.random.default_rng(0).permutation(NUM_SLOTS)
+    slots = np.arange(NUM_SLOTS) if in_order else np.random.default_rng(0).permutation(NUM_SLOTS)
     shared = [SharedWork(q_start=q, q_end=end, slots=slots[:200], position=0) for q, end in ((0, 37), (170, 175))]
     paths = [
         (7, 37, slots[200:330], 200),
@@ -72,6 +75,7 @@ def long_batch() -> FlatBatch:
         causal=causal,
         singles=singles,
         trees=trees,
+        has_positions=not in_order,
     )
 
 
@@ -136,6 +140,17 @@ def test_whole_blocks_equal_torch(kind: str) -> None:
     assert error < 1e-5
 
 
+@pytest.mark.parametrize("kind", ["plain", "softcap"])
+@pytest.mark.parametrize("heads", [(8, 8), (8, 2), (8, 1)])
+def test_runs_equal_torch(heads: tuple[int, int], kind: str) -> None:
+    batch = long_batch(in_order=True)
+    group = heads[0] // heads[1]
+    works = list_works(batch, group=group)
+    own = np.concatenate([works.wide_tiles, works.middle_tiles])[:, TILE_FIELDS.index("num_own")]
+    assert works.runs is not None and len(works.runs) > 3 and own.any() == (group > 1)
+    assert relative_error(heads, (16, 24), KINDS[kind], torch.float32, has_sinks=False, batch=batch) < 1e-5
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("num_rows", [4, 20, 60])
 def test_a_tree_without_a_trunk_equals_torch(num_rows: int, kind: str) -> None:
@@ -161,10 +176,9 @@ def test_tiles_taken_in_turn_equal_torch(num_programs: int) -> None:
 def test_compiled_equals_torch(heads: tuple[int, int], size: int, kind: str, dtype: torch.dtype) -> None:
     limit = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 2e-3}[dtype]
     assert relative_error(heads, (size, size), KINDS[kind], dtype, has_sinks=kind == "plain") < limit
-    for beside in (None, Beside(torch.cuda.Stream(), 132)):  # type: ignore[no-untyped-call]
-        error = relative_error(
-            heads, (size, size), KINDS[kind], dtype, has_sinks=False, batch=long_batch(), beside=beside
-        )
+    batches = [long_batch(), *([long_batch(in_order=True)] if kind != "window" else [])]
+    for beside, batch in product((None, Beside(torch.cuda.Stream(), 132)), batches):  # type: ignore[no-untyped-call]
+        error = relative_error(heads, (size, size), KINDS[kind], dtype, has_sinks=False, batch=batch, beside=beside)
         assert error < limit
 
 

@@ -128,6 +128,7 @@ class UncapturedGraphs(StepGraphs):
 
     def __init__(self, runner: Any) -> None:
         self._group = runner._group
+        self._with_runs = True
         self._buckets: dict[int, Uncaptured] = {}
         self._runner = runner
         self.num_rows: list[int] = []
@@ -148,7 +149,7 @@ class UncapturedGraphs(StepGraphs):
 def test_an_engine_whose_steps_are_replayed_equals_the_plain_one() -> None:
     """A prompt that takes several steps, of which the first have nobody's state to give; rows, and a choice's tree."""
     rng = np.random.default_rng(0)
-    prompt = rng.integers(1, VOCAB, size=60).astype(np.int32)
+    prompt = rng.integers(1, VOCAB, size=150).astype(np.int32)
     operations: list[Operation] = [
         Choose(alternatives=((1,), (2, 3), (2, 4))),
         *[Generate(max_tokens=3, temperature=0.0)] * 2,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 pytest.importorskip("triton", reason="triton has no build for this platform")
 
 from sglbatch.engine.attention.triton import HEIGHTS, batch_arrays, list_works, tile_pairs
-from sglbatch.engine.attention.worklist import NO_TILE, TILE_WIDTH
+from sglbatch.engine.attention.worklist import CHUNK, NO_TILE, TILE_WIDTH
 from sglbatch.engine.batch import CausalWork, FlatBatch, SharedWork, SingleWork, TreeWork, plant
 from sglbatch.engine.fused.graphs import Bucket
 from tests.engine_stub import seen_in_tree
@@ -23,14 +23,21 @@ SCRATCH = 1 << 20
 GROUPS = st.one_of(st.integers(1, 16), st.sampled_from([32, 48, 64, 65, 80, 128, 200]))
 
 
-def make_batch(rng: np.random.Generator, num_rows: int, num_shared: int, *, causal: bool) -> FlatBatch:
-    """Nodes over any runs of rows; each row has slots of its own, or is part of a prefill, alone or in a tree."""
+def make_batch(
+    rng: np.random.Generator, num_rows: int, num_shared: int, *, causal: bool, has_positions: bool = True
+) -> FlatBatch:
+    """Nodes over any runs of rows; each row has slots of its own, or is part of a prefill, alone or in a tree.
+
+    Slots lie side by side, mostly with a gap somewhere.
+    """
     num_taken = 0
 
     def take(num: int) -> Any:
         nonlocal num_taken
-        num_taken += num
-        return np.arange(num_taken - num, num_taken)
+        num_taken += num + 1
+        slots = np.arange(num_taken - num, num_taken)
+        slots[: int(rng.integers(num + 1))] -= 1
+        return slots
 
     shared = []
     for _ in range(num_shared):
@@ -41,8 +48,8 @@ def make_batch(rng: np.random.Generator, num_rows: int, num_shared: int, *, caus
     prefills, trees = [], []
     at = first
     while at < num_rows:
-        size = min(int(rng.integers(1, 70)), num_rows - at)
-        own = take(size + int(rng.integers(0, 20)))
+        size = min(int(rng.integers(1, 70)) if rng.random() < 0.8 else 200, num_rows - at)
+        own = take(size + int(rng.integers(0, 20) if rng.random() < 0.7 else rng.integers(50, 300)))
         if rng.random() < 0.5:
             trunk_len = int(rng.integers(len(own) + 1)) if rng.random() < 0.8 else 0
             seen_from, seen_until = np.sort(rng.integers(0, size + 1, (2, len(own) - trunk_len)), axis=0)
@@ -72,6 +79,7 @@ def make_batch(rng: np.random.Generator, num_rows: int, num_shared: int, *, caus
         causal=prefills,
         singles=SingleWork(rows=np.arange(first), slots=own, positions=np.zeros_like(own), lens=lens),
         trees=trees,
+        has_positions=has_positions,
     )
 
 
@@ -115,12 +123,15 @@ def attend(ints: Mapping[str, Any], group: int) -> dict[int, dict[int, int]]:
     for height in HEIGHTS:
         pairs = tile_pairs(group)[height]
         for tile in ints[f"{height}_tiles"].reshape(-1, TILE_WIDTH).tolist():
-            index, first_row, num_rows, first, num_whole, skip, num_slots, first_part = tile
+            index, first_row, num_rows, first, num_whole, skip, num_slots, first_part, run, num_runs, *own = tile
             if index == NO_TILE:
                 continue
             assert 0 <= first_row < len(ints["positions"]) and index * pairs < num_rows * group, "an empty tile"
             assert 0 <= num_whole <= num_slots
-            whole = mask_of(ints["slots"][first : first + num_whole])
+            runs = [*(ints["runs"].reshape(-1, 2)[run : run + num_runs].tolist() if num_runs else []), own]
+            in_runs = [mask_of(slot + np.arange(num_chunks * CHUNK)) for slot, num_chunks in runs]
+            assert height != "narrow" or not any(in_runs)
+            whole = union([mask_of(ints["slots"][first : first + num_whole]), *in_runs])
             rest = slice(first + num_whole + skip, first + num_slots + skip)
             for pair in range(index * pairs, min((index + 1) * pairs, num_rows * group)):
                 row, head = divmod(pair, group)
@@ -146,24 +157,35 @@ def merge(parts: dict[int, dict[int, int]], ints: Mapping[str, Any], num_rows: i
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 1 << 30),
-    num_rows=st.one_of(st.integers(1, 20), st.integers(1, 128)),
+    num_rows=st.one_of(st.integers(1, 20), st.integers(1, 128), st.integers(100, 400)),
     num_shared=st.integers(0, 6),
     group=GROUPS,
     causal=st.booleans(),
     merge_all=st.booleans(),
+    has_positions=st.booleans(),
+    with_runs=st.booleans(),
 )
 def test_every_pair_sees_its_slots_once(  # noqa: PLR0917
-    seed: int, num_rows: int, num_shared: int, group: int, causal: bool, merge_all: bool
+    seed: int,
+    num_rows: int,
+    num_shared: int,
+    group: int,
+    causal: bool,
+    merge_all: bool,
+    has_positions: bool,
+    with_runs: bool,
 ) -> None:
-    batch = make_batch(np.random.default_rng(seed), num_rows, num_shared, causal=causal)
+    rng = np.random.default_rng(seed)
+    batch = make_batch(rng, num_rows, num_shared, causal=causal, has_positions=has_positions)
     expected = [dict.fromkeys(range(group), slots) for slots in slots_of_rows(batch)]
-    works = list_works(batch, group=group, merge_all=merge_all)
+    works = list_works(batch, group=group, merge_all=merge_all, with_runs=with_runs)
+    assert (works.runs is not None) == (with_runs and not has_positions)
     arrays = batch_arrays(batch, works, range(num_rows))
     assert merge(attend(arrays, group), arrays, num_rows, group) == expected
-    if causal or merge_all:
+    if causal or merge_all or num_rows > 128:
         return
     assert not len(arrays["seen_from"]) and not len(arrays["seen_until"])
-    bucket = Bucket(128, group)
+    bucket = Bucket(128, group, with_runs)
     buffer = bucket.fill(arrays, works.num_parts, SCRATCH)
     if buffer is None:
         assert num_shared > 1, "a graph has room for one node over all rows"

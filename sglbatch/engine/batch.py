@@ -196,7 +196,9 @@ def _flatten_single(pieces: list[Piece], *, with_positions: bool) -> tuple[FlatB
     return batch, {id(piece): i for i, piece in enumerate(pieces)}
 
 
-def single_sequence(ids: Ints, *, slots: Ints | None = None, positions: Ints | None = None) -> FlatBatch:
+def single_sequence(
+    ids: Ints, *, slots: Ints | None = None, positions: Ints | None = None, has_positions: bool = True
+) -> FlatBatch:
     """A batch of one sequence from its beginning; by default in the first slots of the pool."""
     places = np.arange(len(ids), dtype=np.int64)
     slots, positions = places if slots is None else slots, places if positions is None else positions
@@ -207,6 +209,7 @@ def single_sequence(ids: Ints, *, slots: Ints | None = None, positions: Ints | N
         shared=[],
         causal=[CausalWork(q_start=0, q_end=len(ids), slots=slots, positions=positions)],
         singles=SingleWork(rows=NO_INTS, slots=NO_INTS, positions=NO_INTS, lens=NO_INTS),
+        has_positions=has_positions,
     )
 
 

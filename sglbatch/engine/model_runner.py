@@ -182,7 +182,7 @@ class ModelRunner:
             return
         generator = torch.Generator().manual_seed(0)
         ids = torch.randint(0, self._vocab_size, (CHECK_TOKENS,), generator=generator)
-        batch = single_sequence(ids.numpy())
+        batch = single_sequence(ids.numpy(), has_positions=self._has_windows)
         inputs: list[torch.Tensor] = []
         outputs: list[torch.Tensor] = []
         hooks = [layer.register_forward_hook(_recorder(inputs, outputs)) for layer in self.body.body.layers]  # type: ignore[union-attr]
@@ -210,13 +210,15 @@ class ModelRunner:
         pinned.
         """
         scratch_slot = len(next(iter(self._pools.values())).k_NKD) - 1
-        self._launch_kernels(_one_of_each(scratch_slot=scratch_slot), [0])  # also those that no graph has
+        some = _one_of_each(scratch_slot=scratch_slot, has_positions=self._has_windows)
+        self._launch_kernels(some, [0])  # also kernels that no graph has
         if self._fused is not None:
             self._fused.load_products(max_batch_tokens)
         if self._graphs is not None:
             self._graphs.capture_all()
         zeros = np.zeros(max_batch_tokens, dtype=np.int64)
-        largest = single_sequence(zeros, slots=np.full_like(zeros, scratch_slot), positions=zeros)
+        slots = np.full_like(zeros, scratch_slot)
+        largest = single_sequence(zeros, slots=slots, positions=zeros, has_positions=self._has_windows)
         try:
             states_RH = self._launch_kernels(largest, range(max_batch_tokens))
             for num_rows in range(min(MAX_LOGIT_ROWS[self.device.type], len(states_RH)), 0, -ROW_STEP):
@@ -374,7 +376,7 @@ class ModelRunner:
         return logits_RV
 
 
-def _one_of_each(*, scratch_slot: int) -> FlatBatch:
+def _one_of_each(*, scratch_slot: int, has_positions: bool) -> FlatBatch:
     """A batch with works of every kind, some of them to be merged; it writes to the scratch slot alone."""
     num_decoding, num_rows, context = 8, 40, np.arange(64) % scratch_slot
     singles = SingleWork(
@@ -390,6 +392,7 @@ def _one_of_each(*, scratch_slot: int) -> FlatBatch:
         shared=[SharedWork(q_start=0, q_end=num_decoding, slots=context, position=0)],
         causal=[CausalWork(q_start=num_decoding, q_end=num_rows, slots=context, positions=context)],
         singles=singles,
+        has_positions=has_positions,
     )
 
 

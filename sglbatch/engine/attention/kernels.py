@@ -6,7 +6,7 @@ each of its rows: a normalised output and the base-2 log-sum-exp of its scores. 
 themselves; where a row has several parts, ``merge_parts_kernel`` puts them together there.
 
 Shape suffixes: T flat tokens, Q query heads, K key/value heads, G = Q / K, D head size of keys, E of values, N slots,
-P parts, S listed slots of all works, B the first of them, of works whose rows do not all see the same.
+P parts, S listed slots of all works, B the first of them, of works whose rows do not all see the same, R listed runs.
 """
 
 from __future__ import annotations
@@ -42,6 +42,17 @@ def cap(scores, scale, softcap):
 
 
 @triton.jit
+def weigh(scores, unit, top, total, HAS_WINDOW: tl.constexpr):
+    """Takes a block's scores: its slots' weights, what the sums so far shrink by, and the new maxima and totals."""
+    new_top = tl.maximum(top, tl.max(scores, 1) * unit)
+    # in a window, a row may see nothing of a work
+    base = tl.where(new_top == float("-inf"), 0.0, new_top) if HAS_WINDOW else new_top
+    shrink = tl.exp2(top - base)
+    p = tl.exp2(scores * unit - base[:, None])
+    return p, shrink, new_top, total * shrink + tl.sum(p, 1)
+
+
+@triton.jit
 def normalise(top, total, acc):
     """Base-2 log-sum-exp and output, of rows that saw nothing -inf and 0."""
     some = total > 0.0
@@ -50,16 +61,19 @@ def normalise(top, total, acc):
 
 
 @triton.jit
-def attend_tiles(
+def attend_tiles(  # noqa: PLR0915
     q_TQD,
     k_NKD,
     v_NKD,
+    k_blocks,
+    v_blocks,
     parts_PQE,
     lse_PQ,
     tiles,
     num_tiles,
     slots_S,
     kv_positions_S,
+    runs_2R,
     seen_from_B,
     seen_until_B,
     q_positions_T,
@@ -75,12 +89,19 @@ def attend_tiles(
     E_PAD: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    CHUNK: tl.constexpr,
+    RUN_BLOCK: tl.constexpr,
+    RUN_STAGES: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    HAS_RUNS: tl.constexpr,
     TILE_WIDTH: tl.constexpr,
     IN_TURN: tl.constexpr,
 ):
     """Tiles, each of one key/value head. ``tiles`` holds ``worklist.TILE_FIELDS`` of each.
+
+    ``k_blocks`` and ``v_blocks`` describe the pools as [N, K * D] and [N, K * E], in blocks of RUN_BLOCK slots of one
+    head (of what follows it too, where its size is no power of two; queries have zeros there).
 
     A tile's heads, which lie side by side in memory, are worked on at the same time. Grid (K * number of tiles), where
     tiles of index NO_TILE have nothing to do; with IN_TURN any number of programs, which take what is next of K *
@@ -111,6 +132,20 @@ def attend_tiles(
 
         top, total = tl.full([BLOCK_M], float("-inf"), tl.float32), tl.zeros([BLOCK_M], tl.float32)
         acc = tl.zeros([BLOCK_M, E_PAD], tl.float32)
+        if HAS_RUNS:
+            run, num_runs, own_slot, num_own = read_fields(fields + 8)
+            for i in range(num_runs + 1):
+                is_run, at = i < num_runs, runs_2R + 2 * (run + i)
+                first_slot_of_run = tl.load(at, mask=is_run, other=own_slot)
+                num_blocks = tl.load(at + 1, mask=is_run, other=num_own) * (CHUNK // RUN_BLOCK)
+                for block in tl.range(num_blocks, num_stages=RUN_STAGES):
+                    slot = first_slot_of_run + block * RUN_BLOCK
+                    scores = tl.dot(q, tl.trans(k_blocks.load([slot, head * D])), input_precision="ieee")
+                    if HAS_SOFTCAP:
+                        scores = cap(scores, scale, softcap)
+                    p, shrink, top, total = weigh(scores, unit, top, total, HAS_WINDOW)
+                    v = v_blocks.load([slot, head * E])
+                    acc = acc * shrink[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
         for begin in range(0, num_slots, BLOCK_N):
             n = begin + tl.arange(0, BLOCK_N)
             at = tl.minimum(n, num_slots - 1)
@@ -127,15 +162,9 @@ def attend_tiles(
                     kv_position = tl.load(kv_positions_S + at)
                     seen = seen & (kv_position[None, :] > q_position[:, None] - window)
                 scores = tl.where(seen, scores, float("-inf") if HAS_WINDOW else HIDDEN)
-            new_top = tl.maximum(top, tl.max(scores, 1) * unit)
-            # in a window, a row may see nothing of a work
-            base = tl.where(new_top == float("-inf"), 0.0, new_top) if HAS_WINDOW else new_top
-            shrink = tl.exp2(top - base)
-            p = tl.exp2(scores * unit - base[:, None])
-            total = total * shrink + tl.sum(p, 1)
+            p, shrink, top, total = weigh(scores, unit, top, total, HAS_WINDOW)
             v = tl.load(v_NKD + slot[:, None] * E + e[None, :], mask=(e < E)[None, :], other=0.0)
             acc = acc * shrink[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
-            top = new_top
 
         out_at = (part + row).to(tl.int64) * (K * G) + q_head
         lse, out = normalise(top, total, acc)

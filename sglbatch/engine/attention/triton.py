@@ -12,10 +12,11 @@ from typing import Final
 import numpy as np
 import torch
 import triton
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from sglbatch.engine.attention.kernels import attend_tiles, merge_parts_kernel
 from sglbatch.engine.attention.torch import AttentionKind
-from sglbatch.engine.attention.worklist import TILE_WIDTH, Ints32, WorkList, make_work_list
+from sglbatch.engine.attention.worklist import CHUNK, TILE_WIDTH, Ints32, WorkList, make_work_list
 from sglbatch.engine.batch import FlatBatch
 from sglbatch.engine.transfer import upload
 
@@ -25,9 +26,11 @@ WORK_ARRAYS: Final = tuple(f.name for f in fields(WorkList) if f.name != "num_pa
 HEIGHTS: Final = ("wide", "middle", "narrow")
 WIDE_PAIRS: Final = 128
 MIDDLE_PAIRS: Final = 64
-WIDE_LAUNCH: Final = {"BLOCK_N": 64, "num_warps": 8, "num_stages": 2}
-MIDDLE_LAUNCH: Final = {"BLOCK_N": 64, "num_warps": 4, "num_stages": 3}
-NARROW_LAUNCH: Final = {"BLOCK_N": 32, "num_warps": 1, "num_stages": 6}
+WIDE_LAUNCH: Final = {"BLOCK_N": 32, "num_warps": 8, "num_stages": 2, "RUN_BLOCK": 64, "RUN_STAGES": 2}
+MIDDLE_LAUNCH: Final = {"BLOCK_N": 64, "num_warps": 4, "num_stages": 3, "RUN_BLOCK": 64, "RUN_STAGES": 2}
+NARROW_LAUNCH: Final = {"BLOCK_N": 32, "num_warps": 1, "num_stages": 6, "RUN_BLOCK": 32, "RUN_STAGES": 1}
+TENSOR_COPIES: Final = (9, 0)
+"""The compute capability from which on a GPU has a tensor copy engine."""
 MIDDLE_PROGRAMS: Final = 2
 """For each multiprocessor, where middle tiles are taken in turn."""
 HEAD_BYTES: Final = 256
@@ -87,7 +90,7 @@ class TritonAttention:
             rows: flat rows whose final states are needed.
             merge_all: some layer has attention sinks.
         """
-        works = list_works(batch, group=group, merge_all=merge_all)
+        works = list_works(batch, group=group, merge_all=merge_all, with_runs=loads_runs(device))
         ints = upload(batch_arrays(batch, works, rows), device)
         return TritonAttention(ints, num_parts=works.num_parts, group=group)
 
@@ -157,16 +160,25 @@ class TritonAttention:
         assert kind.window is None or "kv_positions" in ints, "a window needs positions"
         K, D, E = k_NKD.shape[1], k_NKD.shape[2], v_NKD.shape[2]
         launch = tile_launch(height, max(D, E) * k_NKD.element_size(), q_TQD.device)
+        D_PAD, E_PAD = (max(16, triton.next_power_of_2(size)) for size in (D, E))
+        has_runs = height != "narrow" and "runs" in ints
+        k_blocks, v_blocks = (
+            _in_blocks(pool_NKD, launch["RUN_BLOCK"], size) if has_runs else pool_NKD
+            for pool_NKD, size in ((k_NKD, D_PAD), (v_NKD, E_PAD))
+        )
         attend_tiles[(num_in_turn or K * num_tiles,)](
             q_TQD,
             k_NKD,
             v_NKD,
+            k_blocks,
+            v_blocks,
             parts_PQE,
             self._lse,
             tiles,
             ints[f"num_{height}"],
             ints["slots"],
             ints.get("kv_positions", ints["slots"]),
+            ints.get("runs", ints["slots"]),
             ints["seen_from"],
             ints["seen_until"],
             ints["positions"],
@@ -178,15 +190,22 @@ class TritonAttention:
             G=self._group,
             D=D,
             E=E,
-            D_PAD=max(16, triton.next_power_of_2(D)),
-            E_PAD=max(16, triton.next_power_of_2(E)),
+            D_PAD=D_PAD,
+            E_PAD=E_PAD,
+            CHUNK=CHUNK,
             BLOCK_M=tile_pairs(self._group)[height],
             HAS_SOFTCAP=kind.softcap is not None,
             HAS_WINDOW=kind.window is not None,
+            HAS_RUNS=has_runs,
             TILE_WIDTH=TILE_WIDTH,
             IN_TURN=num_in_turn > 0,
             **launch,
         )
+
+
+def _in_blocks(pool_NKD: torch.Tensor, num_slots: int, width: int) -> TensorDescriptor:
+    N, K, D = pool_NKD.shape
+    return TensorDescriptor(pool_NKD, shape=[N, K * D], strides=[K * D, 1], block_shape=[num_slots, width])
 
 
 def tile_pairs(group: int) -> dict[str, int]:
@@ -199,16 +218,22 @@ def tile_launch(height: str, head_bytes: int, device: torch.device) -> dict[str,
     """How tiles are launched."""
     launch = {"wide": WIDE_LAUNCH, "middle": MIDDLE_LAUNCH, "narrow": NARROW_LAUNCH}[height]
     head_bytes = int(triton.next_power_of_2(head_bytes))
-    launch = launch | {"BLOCK_N": max(16, launch["BLOCK_N"] * HEAD_BYTES // max(HEAD_BYTES, head_bytes))}
+    for block in ("BLOCK_N", "RUN_BLOCK"):
+        launch = launch | {block: max(16, launch[block] * HEAD_BYTES // max(HEAD_BYTES, head_bytes))}
     if height == "wide" and device.type == "cuda" and head_bytes <= HEAD_BYTES:
         launch["maxnreg"] = TWO_TILES_REGISTERS
     return launch
 
 
-def list_works(batch: FlatBatch, *, group: int, merge_all: bool = False) -> WorkList:
+def loads_runs(device: torch.device) -> bool:
+    """Whether runs of slots are loaded as blocks; elsewhere Triton addresses each element, with too few registers."""
+    return device.type == "cpu" or torch.cuda.get_device_capability(device) >= TENSOR_COPIES
+
+
+def list_works(batch: FlatBatch, *, group: int, merge_all: bool = False, with_runs: bool = True) -> WorkList:
     """The work list with this module's tile heights."""
     pairs = {f"{height}_pairs": pairs for height, pairs in tile_pairs(group).items()}
-    return make_work_list(batch, group=group, merge_all=merge_all, **pairs)
+    return make_work_list(batch, group=group, merge_all=merge_all, with_runs=with_runs, **pairs)
 
 
 def batch_arrays(batch: FlatBatch, works: WorkList, rows: Sequence[int]) -> dict[str, Ints32]:

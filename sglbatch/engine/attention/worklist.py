@@ -6,11 +6,13 @@ fits it. Every row of a work gives one *part*, a row of the parts' buffer. Its f
 work whose rows have no other part writes there; the others' parts follow and are merged.
 
 Slots are listed as works have them, but of branches each tile has a list of its own, so that it looks at nothing that
-none of its rows see.
+none of its rows see. What all rows see and lies side by side in the pool is listed in runs of whole chunks, which are
+loaded without looking at each slot; not where positions count, nor for few rows.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -24,10 +26,17 @@ Ints32 = npt.NDArray[np.int32]
 
 LONG_CONTEXT = 1024
 """Slots after which a work of few rows is cut, so that more programs share the reading."""
-TILE_FIELDS = ("index", "row", "num_rows", "slot", "num_whole", "skip", "num_slots", "part")
+CHUNK = 64
+"""Neighbouring slots that are loaded as one, where all rows of a tile see them."""
+TILE_FIELDS = (
+    *("index", "row", "num_rows", "slot", "num_whole", "skip", "num_slots", "part"),
+    *("run", "num_runs", "own_slot", "num_own"),
+)
 """What a kernel reads of a tile, side by side: its place in its work, counted in tiles of its height; of the work the
 first row, how many rows, and the first listed slot; how many slots from there all the tile's rows see, how far from
-those the others are listed, and how many slots there are in all; the work's first part."""
+those the others are listed, and how many slots there are in all; the work's first part; its first listed run, and how
+many it has; of a causal work's own slots the first, and how many chunks of them all the tile's rows see. Slots of runs
+are not listed, and of own ones the tile skips those of its chunks."""
 TILE_WIDTH = len(TILE_FIELDS)
 NO_TILE = -1
 """The index of a padding tile, which has nothing to do."""
@@ -41,6 +50,7 @@ class WorkList:
     merge_rows: [M]; merge_first: [M + 1]; merge_parts: the parts of the i-th row to merge are
         merge_parts[merge_first[i] : merge_first[i + 1]].
     slots, kv_positions: [S]; positions: [T]. kv_positions is None where the batch has none.
+    runs: [2 * number of runs], of each its first slot and how many chunks it has; None where slots alone are listed.
     seen_from, seen_until: [B], row i of its work sees a slot where seen_from <= i < seen_until; read where a tile does
         not count the slot among those that all its rows see.
     num_parts: rows of the parts' buffer.
@@ -54,6 +64,7 @@ class WorkList:
     merge_parts: Ints32
     slots: Ints32
     kv_positions: Ints32 | None
+    runs: Ints32 | None
     seen_from: Ints32
     seen_until: Ints32
     positions: Ints32
@@ -61,7 +72,14 @@ class WorkList:
 
 
 def make_work_list(
-    batch: FlatBatch, *, group: int, wide_pairs: int, middle_pairs: int, narrow_pairs: int, merge_all: bool = False
+    batch: FlatBatch,
+    *,
+    group: int,
+    wide_pairs: int,
+    middle_pairs: int,
+    narrow_pairs: int,
+    merge_all: bool = False,
+    with_runs: bool = True,
 ) -> WorkList:
     """Lists the works of a batch.
 
@@ -69,8 +87,10 @@ def make_work_list(
         group: query heads for each key/value head.
         wide_pairs, middle_pairs, narrow_pairs: (row, query head) pairs of a tile, each a multiple of the next.
         merge_all: every row goes through the merge, which adds attention sinks.
+        with_runs: list runs of slots as such, unless positions count.
     """
-    works = _list_works(batch, narrow_pairs // group)
+    with_runs = with_runs and not batch.has_positions
+    works = _list_works(batch, narrow_pairs // group, with_runs=with_runs)
     pairs = works.num_rows * group
     is_narrow = pairs <= narrow_pairs
     left = np.where(is_narrow, 0, pairs % wide_pairs)
@@ -103,6 +123,7 @@ def make_work_list(
         kv_positions=None
         if works.positions is None
         else _with_branches(works.positions, branches.positions, works.num_limited),
+        runs=_int32(works.runs.ravel()) if with_runs else None,
         seen_from=_joined([works.seen_from, *branches.seen_from]),
         seen_until=_joined([works.seen_until, *branches.seen_until]),
         positions=_int32(batch.positions),
@@ -116,6 +137,9 @@ class _Works:
 
     row, num_rows, slot, num_slots: int64 [works]; of trees the slots that all rows see.
     is_causal: 0 or 1, int64 [works].
+    run, num_runs: int64 [works], before all rows.
+    own_slot, num_own: int64 [works], of causal works the first slot of their rows and how many chunks begin there.
+    runs: int64 [number of runs, 2], the first slot and the number of chunks.
     slots, positions: int32 [S], without branches; positions is None where the batch has none.
     seen_from, seen_until: int64 [num_limited], of the slots of trees and causal works.
     """
@@ -125,6 +149,11 @@ class _Works:
     slot: Ints
     num_slots: Ints
     is_causal: Ints
+    run: Ints
+    num_runs: Ints
+    own_slot: Ints
+    num_own: Ints
+    runs: Ints
     slots: Ints32
     positions: Ints32 | None
     seen_from: Ints
@@ -177,12 +206,16 @@ def _tiles(
     num_rows, slot, num_slots = works.num_rows[work], works.slot[work], works.num_slots[work]
     first = index * pairs // group
     last = np.minimum((index * pairs + pairs - 1) // group, num_rows - 1)
-    hidden = works.is_causal[work] * (num_rows - 1)  # from the first row
-    num_whole = num_slots - hidden + works.is_causal[work] * first
-    num_seen = num_slots - hidden + works.is_causal[work] * last
-    tiles = np.stack(
-        [index, works.row[work], num_rows, slot, num_whole, np.zeros_like(slot), num_seen, part[work]], axis=1
-    )
+    # A row of a causal work sees what is before all rows, those before it, and itself.
+    is_causal = works.is_causal[work]
+    num_before = num_slots - is_causal * num_rows
+    num_own = np.minimum(works.num_own[work], (first + 1) // CHUNK)
+    skip = num_own * CHUNK
+    num_whole = num_before + is_causal * np.where(skip, 0, first + 1)
+    num_seen = num_before + is_causal * (last + 1) - skip
+    place = [index, works.row[work], num_rows, slot, num_whole, skip, num_seen, part[work]]
+    runs = [works.run[work], works.num_runs[work], works.own_slot[work], num_own]
+    tiles = np.stack([*place, *runs], axis=1)
     ends = np.searchsorted(work, np.arange(len(branches) + 1))
     for tree, (begin, end) in enumerate(pairwise(ends.tolist())):
         if begin == end:  # its tiles are of another height
@@ -226,42 +259,100 @@ def _parts(works: _Works, total_rows: int, merge_all: bool) -> tuple[Ints, Ints,
     return np.where(is_final, row, starts), merge_rows, merge_first, order + total_rows, total_rows + int(lens.sum())
 
 
-def _list_works(batch: FlatBatch, few_rows: int) -> _Works:
-    table: list[tuple[int, int, int, int, int]] = []
+class _Runs:
+    """Takes runs of whole chunks out of what works list.
+
+    Args:
+        few_rows: works of so many rows or fewer have none.
+    """
+
+    def __init__(self, *, few_rows: int) -> None:
+        self._few_rows = few_rows
+        self.listed = [np.empty((0, 2), dtype=np.int64)]
+        self.num_listed = 0
+
+    def take(self, slots: Ints, num_rows: int) -> tuple[Ints, int]:
+        """Lists the runs of slots that all of so many rows see; returns the other slots, and how many runs."""
+        if num_rows <= self._few_rows or len(slots) < CHUNK:
+            return slots, 0
+        begins = np.concatenate([[0], np.nonzero(np.diff(slots) != 1)[0] + 1])
+        num_chunks = np.diff(begins, append=len(slots)) // CHUNK
+        begins, num_chunks = begins[num_chunks > 0], num_chunks[num_chunks > 0]
+        changes = np.zeros(len(slots) + 1, dtype=np.int64)
+        changes[begins] += 1
+        changes[begins + CHUNK * num_chunks] -= 1
+        self.listed.append(np.stack([slots[begins], num_chunks], axis=1))
+        self.num_listed += len(begins)
+        return slots[np.cumsum(changes[:-1]) == 0], len(begins)
+
+    def own_chunks(self, slots: Ints) -> int:
+        """How many chunks a causal work's own slots begin with."""
+        if len(slots) <= max(self._few_rows, CHUNK):
+            return 0
+        breaks = np.nonzero(np.diff(slots) != 1)[0]
+        return (int(breaks[0]) + 1 if len(breaks) else len(slots)) // CHUNK
+
+
+def _list_works(batch: FlatBatch, few_rows: int, *, with_runs: bool) -> _Works:
+    table: list[tuple[int, int, int, int, int, int, int, int, int]] = []
     slots, at = [NO_INTS], 0
     seen_from, seen_until = [NO_INTS], [NO_INTS]
+    runs = _Runs(few_rows=few_rows if with_runs else sys.maxsize)
     for tree in batch.trees:
-        num_rows, num_slots = tree.q_end - tree.q_start, tree.trunk_len
-        table.append((tree.q_start, num_rows, at, num_slots, 0))
-        slots.append(tree.slots[:num_slots])
-        seen_from.append(np.zeros(num_slots, dtype=np.int64))
-        seen_until.append(np.full(num_slots, num_rows))
-        at += num_slots
+        num_rows, run = tree.q_end - tree.q_start, runs.num_listed
+        trunk, num_runs = runs.take(tree.slots[: tree.trunk_len], num_rows)
+        table.append((tree.q_start, num_rows, at, len(trunk), 0, run, num_runs, 0, 0))
+        slots.append(trunk)
+        seen_from.append(np.zeros_like(trunk))
+        seen_until.append(np.full_like(trunk, num_rows))
+        at += len(trunk)
     for causal in batch.causal:
-        num_rows, num_slots = causal.q_end - causal.q_start, len(causal.slots)
-        table.append((causal.q_start, num_rows, at, num_slots, 1))
-        slots.append(causal.slots)
+        num_rows, run = causal.q_end - causal.q_start, runs.num_listed
+        before, own = np.split(causal.slots, [len(causal.slots) - num_rows])
+        before, num_runs = runs.take(before, num_rows)
+        num_slots = len(before) + num_rows
+        own_slot, num_own = int(own[0]), runs.own_chunks(own)
+        table.append((causal.q_start, num_rows, at, num_slots, 1, run, num_runs, own_slot, num_own))
+        slots += [before, own]
         seen_from.append(np.arange(num_rows - num_slots, num_rows))
         seen_until.append(np.full(num_slots, num_rows))
         at += num_slots
     for shared in batch.shared:
-        num_rows, num_slots = shared.q_end - shared.q_start, len(shared.slots)
-        step = LONG_CONTEXT if num_rows <= few_rows else num_slots
-        for begin in range(0, num_slots, step):
-            table.append((shared.q_start, num_rows, at + begin, min(step, num_slots - begin), 0))
-        slots.append(shared.slots)
-        at += num_slots
-    columns = np.array(table, dtype=np.int64).reshape(-1, 5).T
+        num_rows, run = shared.q_end - shared.q_start, runs.num_listed
+        left, num_runs = runs.take(shared.slots, num_rows)
+        step = LONG_CONTEXT if num_rows <= few_rows else max(1, len(left))
+        for begin in range(0, max(1, len(left)), step):
+            num_slots = min(step, len(left) - begin)
+            table.append((shared.q_start, num_rows, at + begin, num_slots, 0, run, num_runs, 0, 0))
+        slots.append(left)
+        at += len(left)
+    columns = np.array(table, dtype=np.int64).reshape(-1, 9).T
     single = batch.singles
     ones, starts = np.ones_like(single.rows), at + np.cumsum(single.lens) - single.lens
-    singles = np.stack([single.rows, ones, starts, single.lens, np.zeros_like(ones)])
-    row, num_rows_of_works, slot, num_slots_of_works, is_causal = np.concatenate([columns, singles], axis=1)
+    zeros = [np.zeros_like(ones)] * 5
+    singles = np.stack([single.rows, ones, starts, single.lens, *zeros])
+    (
+        row,
+        num_rows_of_works,
+        slot,
+        num_slots_of_works,
+        is_causal,
+        run_of_works,
+        num_runs_of_works,
+        own_slots,
+        num_own_of_works,
+    ) = np.concatenate([columns, singles], axis=1)
     return _Works(
         row=row,
         num_rows=num_rows_of_works,
         slot=slot,
         num_slots=num_slots_of_works,
         is_causal=is_causal,
+        run=run_of_works,
+        num_runs=num_runs_of_works,
+        own_slot=own_slots,
+        num_own=num_own_of_works,
+        runs=np.concatenate(runs.listed),
         slots=_joined([*slots, single.slots]),
         positions=_positions(batch) if batch.has_positions else None,
         seen_from=np.concatenate(seen_from),

@@ -14,7 +14,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from sglbatch.engine.attention.triton import HEIGHTS, Beside, TritonAttention, batch_arrays, list_works
+from sglbatch.engine.attention.triton import (
+    HEIGHTS,
+    Beside,
+    TritonAttention,
+    batch_arrays,
+    list_works,
+    loads_runs,
+)
 from sglbatch.engine.attention.worklist import NO_TILE, TILE_WIDTH, Ints32
 from sglbatch.engine.batch import FlatBatch
 from sglbatch.engine.decision import IdsInFlight
@@ -25,6 +32,8 @@ from sglbatch.engine.transfer import ALIGN, to_device
 MAX_ROWS = 2048
 SLOTS_FOR_ROW = 2048
 """Listed slots for which a graph has room, for each of its rows."""
+RUNS_FOR_ROW = 4
+"""Runs of slots for which there is room."""
 LIMITED_FOR_ROW = 256
 """Of these, slots of works whose rows do not all see the same."""
 SEEN = ("seen_from", "seen_until")
@@ -41,10 +50,14 @@ class Bucket:
 
     Padding rows are merged into the last, unused part. Parts that are merged may lie among the padding rows' outputs,
     which nobody reads.
+
+    Args:
+        with_runs: steps may list runs of slots.
     """
 
     num_rows: int
     group: int
+    with_runs: bool = True
 
     @property
     def lens(self) -> dict[str, int]:
@@ -64,6 +77,7 @@ class Bucket:
             "merge_rows": rows,
             "merge_first": rows + 1,
             "merge_parts": self.num_parts,
+            **({"runs": rows * RUNS_FOR_ROW * 2} if self.with_runs else {}),
             "slots": rows * SLOTS_FOR_ROW,
         }
 
@@ -84,7 +98,7 @@ class Bucket:
 
     def fill(self, arrays: dict[str, Ints32], num_parts: int, scratch_slot: int) -> Ints32 | None:
         """The buffer's contents up to the last used slot, or None where the step does not fit."""
-        lens = self.lens
+        lens, arrays = self.lens, {"runs": np.empty(0, dtype=np.int32)} | arrays  # where positions count there are none
         if num_parts >= self.num_parts or any(len(arrays[name]) > n for name, n in lens.items()):
             return None
         if len(arrays["seen_from"]) > self.num_limited:
@@ -172,6 +186,7 @@ class StepGraphs:
         self._group = group
         self._device = device
         self._scratch_slot = scratch_slot
+        self._with_runs = loads_runs(device)
         num_programs = torch.cuda.get_device_properties(device).multi_processor_count
         self._beside = Beside(torch.cuda.Stream(device), num_programs)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
@@ -207,7 +222,8 @@ class StepGraphs:
     def _capture(self, num_rows: int) -> Captured:
         captured = self._captured.get(num_rows)
         if captured is None:
-            buffers = Buffers(Bucket(num_rows, self._group), self._device, self._scratch_slot)
+            bucket = Bucket(num_rows, self._group, self._with_runs)
+            buffers = Buffers(bucket, self._device, self._scratch_slot)
             captured = Captured(buffers, self._body, beside=self._beside, pool=self._pool)
             self._captured[num_rows] = captured
         return captured
@@ -222,7 +238,7 @@ class StepGraphs:
         num_rows = len(batch.input_ids)
         if num_rows > MAX_ROWS:
             return None
-        works = list_works(batch, group=self._group)
+        works = list_works(batch, group=self._group, with_runs=self._with_runs)
         captured = self._capture(rounded_up(num_rows))
         if not captured.buffers.put(batch_arrays(batch, works, range(num_rows)), works.num_parts):
             return None
