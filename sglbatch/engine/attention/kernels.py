@@ -1,9 +1,10 @@
 """Triton kernels of attention over a work list.
 
 A *tile* is up to BLOCK_M (row, query head of one key/value head's group) pairs of one work, over what of the work's
-slots its rows see: flash attention (Dao et al. 2022) with the keys and values gathered by slot. It writes a *part* for
-each of its rows: a normalised output and the base-2 log-sum-exp of its scores. The first T parts are the output rows
-themselves; where a row has several parts, ``merge_parts_kernel`` puts them together there.
+slots its rows see: flash attention (Dao et al. 2022) with the keys and values gathered by slot, or of runs of slots
+loaded as blocks. It writes a *part* for each of its rows: a normalised output and the base-2 log-sum-exp of its scores.
+The first T parts are the output rows themselves; where a row has several parts, ``merge_parts_kernel`` puts them
+together there.
 
 Shape suffixes: T flat tokens, Q query heads, K key/value heads, G = Q / K, D head size of keys, E of values, N slots,
 P parts, S listed slots of all works, B the first of them, of works whose rows do not all see the same, R listed runs.
