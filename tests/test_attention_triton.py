@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 pytest.importorskip("triton", reason="triton has no build for this platform")
 
 from sglbatch.engine.attention.torch import AttentionKind, TorchAttention
-from sglbatch.engine.attention.triton import Beside, TritonAttention, batch_arrays, list_works
+from sglbatch.engine.attention.triton import Beside, TritonAttention, batch_arrays, list_works, loads_runs
 from sglbatch.engine.attention.worklist import TILE_FIELDS
 from sglbatch.engine.batch import CausalWork, FlatBatch, SharedWork, SingleWork, TreeWork, plant
 from sglbatch.engine.engine import LocalEngine
@@ -146,9 +146,14 @@ def test_runs_equal_torch(heads: tuple[int, int], kind: str) -> None:
     batch = long_batch(in_order=True)
     group = heads[0] // heads[1]
     works = list_works(batch, group=group)
-    own = np.concatenate([works.wide_tiles, works.middle_tiles])[:, TILE_FIELDS.index("num_own")]
+    own = np.concatenate([works.wide_tiles, works.middle_tiles])[:, TILE_FIELDS.index("num_own_chunks")]
     assert works.runs is not None and len(works.runs) > 3 and own.any() == (group > 1)
     assert relative_error(heads, (16, 24), KINDS[kind], torch.float32, has_sinks=False, batch=batch) < 1e-5
+
+
+def test_runs_are_for_slots_that_can_be_copied() -> None:
+    even, odd = torch.zeros(5, 1, 24, dtype=torch.bfloat16), torch.zeros(5, 1, 20, dtype=torch.bfloat16)
+    assert loads_runs([even]) and not loads_runs([even, odd])
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -53,7 +53,9 @@ class WatchingRunner(StubRunner):
         return Watched(self.run(step, before))
 
 
-def make_engine(most_rows: int, max_batch_tokens: int = 64) -> tuple[LocalEngine, WatchingRunner]:
+def make_engine(
+    most_rows: int, max_batch_tokens: int = 64, *, overlap: bool = True
+) -> tuple[LocalEngine, WatchingRunner]:
     runner = WatchingRunner(2000, most_rows)
     engine = LocalEngine(
         runner,
@@ -61,7 +63,7 @@ def make_engine(most_rows: int, max_batch_tokens: int = 64) -> tuple[LocalEngine
         identity="stub",
         context_len=1000,
         scheduler_config=SchedulerConfig(num_slots=2000, max_batch_tokens=max_batch_tokens, max_rows=32),
-        overlap=True,
+        overlap=overlap,
     )
     return engine, runner
 
@@ -124,6 +126,40 @@ def test_results_that_are_held_back_are_there_for_a_run_that_ends_early(monkeypa
     rest = engine.drain(0.0)
     assert len(first) == 2 and {r.request_id for r in (*first, *rest)} == set(range(7))
     assert run(engine, []).keys() == {7} and not engine.drain(0.0)
+
+
+def test_the_longer_the_step_in_flight_the_more_results_are_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sglbatch.engine.engine.MIN_RESULTS", 1)
+    monkeypatch.setattr("sglbatch.engine.engine.TOKENS_FOR_RESULT", 2)
+    engine, _ = make_engine(most_rows=16)
+    lens = [3] * 10 + [20] * 6
+    engine.submit([request(i, [1, i + 2], max_tokens=n, ignore_eos=True) for i, n in enumerate(lens)])
+    handed_on: list[int] = []
+    while sum(handed_on) < 10:
+        handed_on.append(len(engine.step()))
+    assert [num for num in handed_on if num] == [3, 3, 3, 1], "six rows go on, a result for every two of them"
+
+
+def test_rows_take_new_slots_in_different_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sglbatch.engine.sequence.TAIL_RUN", 8)
+    engine, _ = make_engine(most_rows=32, max_batch_tokens=200)
+    engine.submit([request(i, [1, i + 2], max_tokens=30, ignore_eos=True) for i in range(32)])
+    grown: list[int] = []
+    while engine.has_unfinished:
+        before = [len(sequence.tail_slots) for sequence in engine.scheduler.running]
+        engine.step()
+        after = [len(sequence.tail_slots) for sequence in engine.scheduler.running]
+        if len(before) == len(after) == 32:
+            grown.append(sum(a < b for a, b in zip(before, after, strict=True)))
+    assert max(grown[1:]) == 4 and len(grown) > 20, "an eighth of the rows"
+
+
+def test_all_results_are_handed_on_where_nothing_is_computed_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sglbatch.engine.engine.MIN_RESULTS", 1)
+    engine, _ = make_engine(most_rows=16, overlap=False)
+    lens = [1] * 20 + [9]
+    engine.submit([request(i, [1, i + 2], max_tokens=n, ignore_eos=True) for i, n in enumerate(lens)])
+    assert len(engine.step()) == 20
 
 
 def test_results_are_all_handed_on_while_the_last_step_runs(monkeypatch: pytest.MonkeyPatch) -> None:

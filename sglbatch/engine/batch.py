@@ -36,7 +36,7 @@ NO_INTS = np.empty(0, dtype=np.int64)
 
 MIN_SHARED_TOKENS = 32
 MIN_SHARED_ROWS = 4
-"""A node is attended for its rows together when it has at least so many tokens and rows."""
+"""A node is attended for its rows together when it has at least so many tokens and rows, two rows at least."""
 MAX_TREE_ROWS = 1024
 """Most rows of a tree of several pieces: each of its tiles is held against every slot of its branches."""
 MIN_TRUNK = 0.75
@@ -365,6 +365,8 @@ def _share_single(pieces: Seq[Piece]) -> tuple[list[SharedWork], list[OwnNodes]]
     """``_share_context`` of decoding rows with a token each.
 
     Most have a node of their own, whose nearest large ancestor they share; so the sweep goes over these ancestors.
+    Where rows may share nodes below those, since one goes on from where another ends or from the same node, it goes
+    over all.
     """
     nodes = [_node(piece) for piece in pieces]
     if any(node.children for node in nodes) or len({*nodes}) < len(nodes):

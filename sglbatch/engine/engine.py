@@ -128,9 +128,9 @@ class LocalEngine:
         return self._hand_on(self._num_results())
 
     def _num_results(self) -> int:
-        """How many of the results to hand on now."""
+        """How many of the results to hand on now: all, unless the device would wait for what is made of them."""
         num_ended = len(self._ended)
-        if num_ended <= MIN_RESULTS or not self._is_pressed:
+        if not self._overlap or num_ended <= MIN_RESULTS or not self._is_pressed:
             return num_ended
         num_hidden = 0 if self._in_flight is None else self._in_flight[0].num_tokens // TOKENS_FOR_RESULT
         return min(num_ended, max(MIN_RESULTS, num_hidden, num_ended // SHARE_OF_RESULTS))

@@ -21,14 +21,7 @@ from torch.nn.functional import pad
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from sglbatch.engine.attention.torch import AttentionKind, TorchAttention
-from sglbatch.engine.batch import (
-    CausalWork,
-    FlatBatch,
-    SharedWork,
-    SingleWork,
-    flatten,
-    single_sequence,
-)
+from sglbatch.engine.batch import CausalWork, FlatBatch, SharedWork, SingleWork, flatten, single_sequence
 from sglbatch.engine.decision import IdsInFlight, Output, Pending, decide
 from sglbatch.engine.layer_pool import Attention, LayerPool
 from sglbatch.engine.row_step import ROW_STEP, rounded_up
@@ -200,7 +193,9 @@ class ModelRunner:
             from sglbatch.engine.fused.graphs import StepGraphs
 
             scratch = len(next(iter(self._pools.values())).k_NKD) - 1
-            self._graphs = StepGraphs(fused, group=self._group, device=self.device, scratch_slot=scratch)
+            self._graphs = StepGraphs(
+                fused, group=self._group, device=self.device, scratch_slot=scratch, with_runs=self._with_runs
+            )
 
     @torch.inference_mode()
     def warm_up(self, max_batch_tokens: int) -> None:
@@ -327,7 +322,14 @@ class ModelRunner:
     def _triton_attention(self, batch: FlatBatch, rows: Sequence[int]) -> TritonAttention:
         from sglbatch.engine.attention.triton import TritonAttention
 
-        return TritonAttention.of(batch, self.device, group=self._group, rows=rows, merge_all=self._has_sinks)
+        return TritonAttention.of(
+            batch,
+            self.device,
+            group=self._group,
+            rows=rows,
+            merge_all=self._has_sinks,
+            with_runs=self._with_runs,
+        )
 
     def _run_body(self, batch: FlatBatch, attention: Attention, ids: IdsInFlight | None = None) -> torch.Tensor:
         for pool in self._pools.values():
@@ -346,6 +348,13 @@ class ModelRunner:
     @cached_property
     def _has_sinks(self) -> bool:
         return any(pool.has_sinks for pool in self._pools.values())
+
+    @cached_property
+    def _with_runs(self) -> bool:
+        from sglbatch.engine.attention.triton import loads_runs
+
+        pools = [pool for pool in self._pools.values() if pool.head_shapes is not None]
+        return loads_runs(tensor for pool in pools for tensor in (pool.k_NKD, pool.v_NKD))
 
     @cached_property
     def _has_windows(self) -> bool:

@@ -72,6 +72,10 @@ class Sequence:
         probe: the finite choice that it scores instead of drawing a token.
         last_state: of its last token, while a probe is or was scored behind it.
         high_water: positions that were computed once already, for counting what is computed again.
+
+    What a row attends to by itself is remembered: ``_own_slots`` are the slots of ``_own_nodes``, then the tail's, and
+    ``tail_slots`` is what of it comes behind the first ``_own_base_len``; ``_below`` are the nodes that ``_climb``
+    passes, which goes from ``node`` to its nearest large ancestor. These lists are not changed in place.
     """
 
     def __init__(
@@ -236,8 +240,8 @@ class Sequence:
     def below_large(self, min_tokens: int) -> tuple[OwnNodes, RadixNode]:
         """The nodes of its path below the nearest ancestor of at least ``min_tokens``, whole, and that ancestor.
 
-        Remembered: a node that is split gets another parent. The ancestor may have become smaller; it is the root where
-        there is none so large.
+        Remembered, so ``min_tokens`` is the same in every call: a node that is split gets another parent. The ancestor
+        may have become smaller; it is the root where there is none so large.
         """
         climb = self._climb
         if climb and climb[0] is self.node:
@@ -259,7 +263,7 @@ class Sequence:
 
         Remembered: a decoding row asks for the same nodes in every step, and for one more token.
         """
-        if nodes is not self._own_nodes:
+        if nodes is not self._own_nodes:  # the same list has the same nodes
             if nodes != self._own_nodes:
                 self._own_base_len = sum(length for _, length in nodes)
                 self._own_slots = np.concatenate([*(node.slots[:length] for node, length in nodes), self.tail_slots])

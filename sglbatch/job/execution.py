@@ -64,7 +64,8 @@ class Execution:
     Args:
         on_finished: takes every row as it ends, in no particular order, each once; may raise Stopped.
         after_step: called when results have come in and rows have ended (the journal and the rows are flushed there).
-        on_planned: takes all first calls in input order, as soon as they are tokenised; most are made already.
+        on_planned: takes all first calls in input order, once they are tokenised and a step has been begun behind the
+            last of them, or the run ends.
         with_transcript: finished rows carry the program's whole text.
         any_known: an earlier run may have answered everything, so a backend is loaded only for a call that is new.
     """
@@ -172,11 +173,15 @@ class Execution:
                     num_ended = self._supply()
                     num_ended += self._take_ended(self._step())
                     self._after_step()
-                    self._plan_once()  # beside the step that the backend has just begun
+                    self._plan_once()  # on a GPU beside a step
                     self._progress.advance(num_ended, **_numbers(backend.stats(), time.monotonic() - start))
+                if not self._feed.is_done:  # programs have ended whose questions were still to be looked for
+                    self._resolve_slab()
             except Stopped:
                 self._drain(backend)
+                self._plan_once()
                 raise
+            self._plan_once()
 
     @property
     def num_live(self) -> int:

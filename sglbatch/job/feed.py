@@ -15,8 +15,8 @@ MAX_SLAB: Final = 320
 """Calls of a slab: tokenising one takes a fraction of a step in which a GPU computes what is new in a hundred."""
 
 FIRST_SHARES: Final = (3, 1.5)
-"""The first slabs are so many times smaller: nothing is computed beside the first, and a short step beside the second,
-before which all texts are ordered."""
+"""The first slabs are so many times smaller: nothing is computed beside the first, and only a short step beside the
+second, which has to wait for all texts to be ordered."""
 
 SLAB_CHARS: Final = 2_000_000
 """Of long prompts so many characters make a slab, on average."""

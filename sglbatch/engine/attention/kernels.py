@@ -134,11 +134,11 @@ def attend_tiles(  # noqa: PLR0915
         top, total = tl.full([BLOCK_M], float("-inf"), tl.float32), tl.zeros([BLOCK_M], tl.float32)
         acc = tl.zeros([BLOCK_M, E_PAD], tl.float32)
         if HAS_RUNS:
-            run, num_runs, own_slot, num_own = read_fields(fields + 8)
+            run, num_runs, own_slot, num_own_chunks = read_fields(fields + 8)
             for i in range(num_runs + 1):
                 is_run, at = i < num_runs, runs_2R + 2 * (run + i)
                 first_slot_of_run = tl.load(at, mask=is_run, other=own_slot)
-                num_blocks = tl.load(at + 1, mask=is_run, other=num_own) * (CHUNK // RUN_BLOCK)
+                num_blocks = tl.load(at + 1, mask=is_run, other=num_own_chunks) * (CHUNK // RUN_BLOCK)
                 for block in tl.range(num_blocks, num_stages=RUN_STAGES):
                     slot = first_slot_of_run + block * RUN_BLOCK
                     scores = tl.dot(q, tl.trans(k_blocks.load([slot, head * D])), input_precision="ieee")

@@ -5,7 +5,7 @@ Shape suffixes as in ``kernels``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Final
 
@@ -31,6 +31,8 @@ MIDDLE_LAUNCH: Final = {"BLOCK_N": 64, "num_warps": 4, "num_stages": 3, "RUN_BLO
 NARROW_LAUNCH: Final = {"BLOCK_N": 32, "num_warps": 1, "num_stages": 6, "RUN_BLOCK": 32, "RUN_STAGES": 1}
 TENSOR_COPIES: Final = (9, 0)
 """The compute capability from which on a GPU has a tensor copy engine."""
+COPY_ALIGN: Final = 16
+"""Bytes of a slot that it copies come in multiples of this."""
 MIDDLE_PROGRAMS: Final = 2
 """For each multiprocessor, where middle tiles are taken in turn."""
 HEAD_BYTES: Final = 256
@@ -82,15 +84,22 @@ class TritonAttention:
 
     @staticmethod
     def of(
-        batch: FlatBatch, device: torch.device, *, group: int, rows: Sequence[int] = (), merge_all: bool = False
+        batch: FlatBatch,
+        device: torch.device,
+        *,
+        group: int,
+        rows: Sequence[int] = (),
+        merge_all: bool = False,
+        with_runs: bool,
     ) -> TritonAttention:
         """Uploads what the kernels need to know of a batch.
 
         Args:
             rows: flat rows whose final states are needed.
             merge_all: some layer has attention sinks.
+            with_runs: see ``loads_runs``.
         """
-        works = list_works(batch, group=group, merge_all=merge_all, with_runs=loads_runs(device))
+        works = list_works(batch, group=group, merge_all=merge_all, with_runs=with_runs)
         ints = upload(batch_arrays(batch, works, rows), device)
         return TritonAttention(ints, num_parts=works.num_parts, group=group)
 
@@ -225,9 +234,18 @@ def tile_launch(height: str, head_bytes: int, device: torch.device) -> dict[str,
     return launch
 
 
-def loads_runs(device: torch.device) -> bool:
-    """Whether runs of slots are loaded as blocks; elsewhere Triton addresses each element, with too few registers."""
-    return device.type == "cpu" or torch.cuda.get_device_capability(device) >= TENSOR_COPIES
+def loads_runs(pools_NKD: Iterable[torch.Tensor]) -> bool:
+    """Whether runs of slots of all these pools are loaded as blocks.
+
+    On GPUs without a tensor copy engine Triton addresses each element of a block, with too few registers.
+    """
+    return all(_has_tensor_copies(pool.device) and pool[0].nbytes % COPY_ALIGN == 0 for pool in pools_NKD)
+
+
+def _has_tensor_copies(device: torch.device) -> bool:
+    if device.type == "cpu":  # Triton's interpreter
+        return True
+    return torch.version.cuda is not None and torch.cuda.get_device_capability(device) >= TENSOR_COPIES
 
 
 def list_works(batch: FlatBatch, *, group: int, merge_all: bool = False, with_runs: bool = True) -> WorkList:

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,7 @@ import numpy.typing as npt
 from sglbatch.engine.batch import NO_INTS, FlatBatch, Ints, TreeWork
 
 Ints32 = npt.NDArray[np.int32]
+T = TypeVar("T")
 
 LONG_CONTEXT = 1024
 """Slots after which a work of few rows is cut, so that more programs share the reading."""
@@ -30,13 +32,18 @@ CHUNK = 64
 """Neighbouring slots that are loaded as one, where all rows of a tile see them."""
 TILE_FIELDS = (
     *("index", "row", "num_rows", "slot", "num_whole", "skip", "num_slots", "part"),
-    *("run", "num_runs", "own_slot", "num_own"),
+    *("run", "num_runs", "own_slot", "num_own_chunks"),
 )
-"""What a kernel reads of a tile, side by side: its place in its work, counted in tiles of its height; of the work the
-first row, how many rows, and the first listed slot; how many slots from there all the tile's rows see, how far from
-those the others are listed, and how many slots there are in all; the work's first part; its first listed run, and how
-many it has; of a causal work's own slots the first, and how many chunks of them all the tile's rows see. Slots of runs
-are not listed, and of own ones the tile skips those of its chunks."""
+"""What a kernel reads of a tile, side by side:
+
+index: its place in its work, counted in tiles of its height.
+row, num_rows, slot, part: of the work the first row, how many rows, the first listed slot, and the first part.
+num_whole, skip, num_slots: how many listed slots from ``slot`` on all the tile's rows see; how many are passed over
+    then (of a tree up to the tile's own list of branches, of a causal work those in chunks); how many there are in all.
+run, num_runs: runs of slots that all rows of the work see, which are not listed as slots.
+own_slot, num_own_chunks: the first slot of a causal work's own rows, and how many chunks from there on all the tile's
+    rows see.
+"""
 TILE_WIDTH = len(TILE_FIELDS)
 NO_TILE = -1
 """The index of a padding tile, which has nothing to do."""
@@ -91,7 +98,7 @@ def make_work_list(
     """
     with_runs = with_runs and not batch.has_positions
     works = _list_works(batch, narrow_pairs // group, with_runs=with_runs)
-    pairs = works.num_rows * group
+    pairs = works.fields.num_rows * group
     is_narrow = pairs <= narrow_pairs
     left = np.where(is_narrow, 0, pairs % wide_pairs)
     ends_in_middle = (left > 0) & (left <= middle_pairs)
@@ -131,28 +138,38 @@ def make_work_list(
     )
 
 
+class _Work(NamedTuple, Generic[T]):
+    """What is said of a work, or in arrays [works] of all.
+
+    Attributes:
+        num_slots: listed; of a tree those that all rows see.
+        is_causal: 0 or 1.
+        run, num_runs: of slots before all rows.
+        own_slot, num_own_chunks: of a causal work the first slot of its rows, and how many chunks begin there.
+    """
+
+    row: T
+    num_rows: T
+    slot: T
+    num_slots: T
+    is_causal: T
+    run: T
+    num_runs: T
+    own_slot: T
+    num_own_chunks: T
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Works:
     """Trees, then causal works, then those whose rows see all their slots.
 
-    row, num_rows, slot, num_slots: int64 [works]; of trees the slots that all rows see.
-    is_causal: 0 or 1, int64 [works].
-    run, num_runs: int64 [works], before all rows.
-    own_slot, num_own: int64 [works], of causal works the first slot of their rows and how many chunks begin there.
+    fields: int64 [works] each.
     runs: int64 [number of runs, 2], the first slot and the number of chunks.
     slots, positions: int32 [S], without branches; positions is None where the batch has none.
     seen_from, seen_until: int64 [num_limited], of the slots of trees and causal works.
     """
 
-    row: Ints
-    num_rows: Ints
-    slot: Ints
-    num_slots: Ints
-    is_causal: Ints
-    run: Ints
-    num_runs: Ints
-    own_slot: Ints
-    num_own: Ints
+    fields: _Work[Ints]
     runs: Ints
     slots: Ints32
     positions: Ints32 | None
@@ -203,25 +220,24 @@ def _tiles(
     works: _Works, part: Ints, branches: _Branches, *, work: Ints, index: Ints, pairs: int, group: int
 ) -> Ints32:
     """The tiles of given works at given places, [len(work), TILE_WIDTH]."""
-    num_rows, slot, num_slots = works.num_rows[work], works.slot[work], works.num_slots[work]
+    of = _Work(*(column[work] for column in works.fields))
     first = index * pairs // group
-    last = np.minimum((index * pairs + pairs - 1) // group, num_rows - 1)
+    last = np.minimum((index * pairs + pairs - 1) // group, of.num_rows - 1)
     # A row of a causal work sees what is before all rows, those before it, and itself.
-    is_causal = works.is_causal[work]
-    num_before = num_slots - is_causal * num_rows
-    num_own = np.minimum(works.num_own[work], (first + 1) // CHUNK)
-    skip = num_own * CHUNK
-    num_whole = num_before + is_causal * np.where(skip, 0, first + 1)
-    num_seen = num_before + is_causal * (last + 1) - skip
-    place = [index, works.row[work], num_rows, slot, num_whole, skip, num_seen, part[work]]
-    runs = [works.run[work], works.num_runs[work], works.own_slot[work], num_own]
+    num_before = of.num_slots - of.is_causal * of.num_rows
+    num_own_chunks = np.minimum(of.num_own_chunks, (first + 1) // CHUNK)
+    skip = num_own_chunks * CHUNK
+    num_whole = num_before + of.is_causal * np.where(skip, 0, first + 1)
+    num_seen = num_before + of.is_causal * (last + 1) - skip
+    place = [index, of.row, of.num_rows, of.slot, num_whole, skip, num_seen, part[work]]
+    runs = [of.run, of.num_runs, of.own_slot, num_own_chunks]
     tiles = np.stack([*place, *runs], axis=1)
     ends = np.searchsorted(work, np.arange(len(branches) + 1))
     for tree, (begin, end) in enumerate(pairwise(ends.tolist())):
         if begin == end:  # its tiles are of another height
             continue
         starts, counts = branches.add(tree, first[begin:end], last[begin:end])
-        tiles[begin:end, 5] = starts - slot[begin:end] - num_slots[begin:end]
+        tiles[begin:end, 5] = starts - of.slot[begin:end] - of.num_slots[begin:end]
         tiles[begin:end, 6] += counts
     return _int32(tiles)
 
@@ -240,7 +256,7 @@ def _with_branches(array: Ints32, branches: list[Ints], at: int) -> Ints32:
 
 def _parts(works: _Works, total_rows: int, merge_all: bool) -> tuple[Ints, Ints, Ints, Ints, int]:
     """Each work's first part, the rows to merge with their parts, and how many parts there are."""
-    row, num_rows = works.row, works.num_rows
+    row, num_rows = works.fields.row, works.fields.num_rows
     counts = np.zeros(total_rows + 1, dtype=np.int64)
     np.add.at(counts, row, 1)
     np.subtract.at(counts, row + num_rows, 1)
@@ -294,14 +310,14 @@ class _Runs:
 
 
 def _list_works(batch: FlatBatch, few_rows: int, *, with_runs: bool) -> _Works:
-    table: list[tuple[int, int, int, int, int, int, int, int, int]] = []
+    table: list[_Work[int]] = []
     slots, at = [NO_INTS], 0
     seen_from, seen_until = [NO_INTS], [NO_INTS]
     runs = _Runs(few_rows=few_rows if with_runs else sys.maxsize)
     for tree in batch.trees:
         num_rows, run = tree.q_end - tree.q_start, runs.num_listed
         trunk, num_runs = runs.take(tree.slots[: tree.trunk_len], num_rows)
-        table.append((tree.q_start, num_rows, at, len(trunk), 0, run, num_runs, 0, 0))
+        table.append(_Work(tree.q_start, num_rows, at, len(trunk), 0, run, num_runs, 0, 0))
         slots.append(trunk)
         seen_from.append(np.zeros_like(trunk))
         seen_until.append(np.full_like(trunk, num_rows))
@@ -311,8 +327,8 @@ def _list_works(batch: FlatBatch, few_rows: int, *, with_runs: bool) -> _Works:
         before, own = np.split(causal.slots, [len(causal.slots) - num_rows])
         before, num_runs = runs.take(before, num_rows)
         num_slots = len(before) + num_rows
-        own_slot, num_own = int(own[0]), runs.own_chunks(own)
-        table.append((causal.q_start, num_rows, at, num_slots, 1, run, num_runs, own_slot, num_own))
+        own_slot, num_own_chunks = int(own[0]), runs.own_chunks(own)
+        table.append(_Work(causal.q_start, num_rows, at, num_slots, 1, run, num_runs, own_slot, num_own_chunks))
         slots += [before, own]
         seen_from.append(np.arange(num_rows - num_slots, num_rows))
         seen_until.append(np.full(num_slots, num_rows))
@@ -323,35 +339,15 @@ def _list_works(batch: FlatBatch, few_rows: int, *, with_runs: bool) -> _Works:
         step = LONG_CONTEXT if num_rows <= few_rows else max(1, len(left))
         for begin in range(0, max(1, len(left)), step):
             num_slots = min(step, len(left) - begin)
-            table.append((shared.q_start, num_rows, at + begin, num_slots, 0, run, num_runs, 0, 0))
+            table.append(_Work(shared.q_start, num_rows, at + begin, num_slots, 0, run, num_runs, 0, 0))
         slots.append(left)
         at += len(left)
-    columns = np.array(table, dtype=np.int64).reshape(-1, 9).T
+    columns = np.array(table, dtype=np.int64).reshape(-1, len(_Work._fields)).T
     single = batch.singles
     ones, starts = np.ones_like(single.rows), at + np.cumsum(single.lens) - single.lens
-    zeros = [np.zeros_like(ones)] * 5
-    singles = np.stack([single.rows, ones, starts, single.lens, *zeros])
-    (
-        row,
-        num_rows_of_works,
-        slot,
-        num_slots_of_works,
-        is_causal,
-        run_of_works,
-        num_runs_of_works,
-        own_slots,
-        num_own_of_works,
-    ) = np.concatenate([columns, singles], axis=1)
+    singles = np.stack(_Work(single.rows, ones, starts, single.lens, *[np.zeros_like(ones)] * 5))
     return _Works(
-        row=row,
-        num_rows=num_rows_of_works,
-        slot=slot,
-        num_slots=num_slots_of_works,
-        is_causal=is_causal,
-        run=run_of_works,
-        num_runs=num_runs_of_works,
-        own_slot=own_slots,
-        num_own=num_own_of_works,
+        fields=_Work(*np.concatenate([columns, singles], axis=1)),
         runs=np.concatenate(runs.listed),
         slots=_joined([*slots, single.slots]),
         positions=_positions(batch) if batch.has_positions else None,

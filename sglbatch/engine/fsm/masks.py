@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from threading import Lock
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
@@ -44,13 +45,17 @@ class TokenMasks:
         self._eos_ids = sorted(eos_token_ids)
         self._vocabulary = Vocabulary(self._token_bytes)
         self._max_guides = max_guides
+        self._lock = Lock()
         self._guides: OrderedDict[Automaton | SchemaConstraint, Guide] = OrderedDict()
         self._in_use: WeakValueDictionary[Automaton | SchemaConstraint, Guide] = WeakValueDictionary()
         self._distinct: WeakValueDictionary[bytes, Bitmask] = WeakValueDictionary()
 
     @staticmethod
     def of(tokenizer: Tokenizer) -> TokenMasks:
-        """The masks over a tokenizer, the same ones as long as somebody has it: its vocabulary is laid out once."""
+        """The masks over a tokenizer, the same ones for all threads as long as somebody has it.
+
+        Its vocabulary is laid out once.
+        """
         masks = _MASKS.get(tokenizer)
         if masks is None:
             masks = TokenMasks(tokenizer.token_bytes, tokenizer.eos_token_ids, tokenizer.vocab_size)
@@ -62,15 +67,19 @@ class TokenMasks:
 
         Raises ConstraintError (untokenizable-constraint) when no sequence of tokens spells an accepted text.
         """
-        guide = self._in_use.get(compiled)
-        if guide is None:
-            guide = AutomatonGuide(compiled, self) if isinstance(compiled, Automaton) else MachineGuide(compiled, self)
-            self._in_use[compiled] = guide
-        self._guides[compiled] = guide
-        self._guides.move_to_end(compiled)
-        if len(self._guides) > self._max_guides:
-            self._guides.popitem(last=False)
-        return guide
+        with self._lock:
+            guide = self._in_use.get(compiled)
+            if guide is None:
+                guide = self._new_guide(compiled)
+                self._in_use[compiled] = guide
+            self._guides[compiled] = guide
+            self._guides.move_to_end(compiled)
+            if len(self._guides) > self._max_guides:
+                self._guides.popitem(last=False)
+            return guide
+
+    def _new_guide(self, compiled: Automaton | SchemaConstraint) -> Guide:
+        return AutomatonGuide(compiled, self) if isinstance(compiled, Automaton) else MachineGuide(compiled, self)
 
     @property
     def vocabulary(self) -> Vocabulary:

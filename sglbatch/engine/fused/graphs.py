@@ -14,14 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sglbatch.engine.attention.triton import (
-    HEIGHTS,
-    Beside,
-    TritonAttention,
-    batch_arrays,
-    list_works,
-    loads_runs,
-)
+from sglbatch.engine.attention.triton import HEIGHTS, Beside, TritonAttention, batch_arrays, list_works
 from sglbatch.engine.attention.worklist import NO_TILE, TILE_WIDTH, Ints32
 from sglbatch.engine.batch import FlatBatch
 from sglbatch.engine.decision import IdsInFlight
@@ -181,12 +174,14 @@ class Captured:
 class StepGraphs:
     """Graphs by bucket, captured when first needed."""
 
-    def __init__(self, body: FusedBody, *, group: int, device: torch.device, scratch_slot: int) -> None:
+    def __init__(
+        self, body: FusedBody, *, group: int, device: torch.device, scratch_slot: int, with_runs: bool
+    ) -> None:
         self._body = body
         self._group = group
         self._device = device
         self._scratch_slot = scratch_slot
-        self._with_runs = loads_runs(device)
+        self._with_runs = with_runs
         num_programs = torch.cuda.get_device_properties(device).multi_processor_count
         self._beside = Beside(torch.cuda.Stream(device), num_programs)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
