@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from gpu import SHAPES, random_engine
+from gpu import SHAPES, Watched, random_engine
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
@@ -105,32 +105,20 @@ def submit(engine: LocalEngine, tokenizer: Tokenizer, rows: Sequence[dict[str, A
 
 def undisturbed_ms(engine: LocalEngine, num_steps: int) -> float:
     """Milliseconds from the end of one step's launches to the end of the next one's, on the device."""
-    launch, ends = engine._passes.launch, []
-
-    def timed(*args: Any) -> Any:
-        pending = launch(*args)
-        end = torch.Event("cuda", enable_timing=True)
-        end.record()
-        ends.append(end)
-        return pending
-
-    engine._passes.launch = timed  # type: ignore[method-assign]
+    watched = Watched(engine)
     for _ in range(num_steps + 1):
-        engine.step()
-    engine._passes.launch = launch  # type: ignore[method-assign]
+        watched.step()
     torch.cuda.synchronize()
-    return statistics.median(a.elapsed_time(b) for a, b in pairwise(ends))
+    return 1000 * statistics.median(wait + work for wait, work in watched.device_s()[1:])
 
 
 def profile(engine: LocalEngine, num_steps: int) -> tuple[dict[str, float], list[tuple[int, int]]]:
     """The shares over ``num_steps`` steps, and tokens and pieces of each that was launched meanwhile."""
-    sizes = []
+    watched = Watched(engine)
     torch.cuda.synchronize()
     with torch_profile(activities=[ProfilerActivity.CUDA]) as profiler:
         for _ in range(num_steps):
-            engine.step()
-            step = engine._in_flight[0] if engine._in_flight else None
-            sizes += [(step.num_tokens, len(step.pieces))] if step else []
+            watched.step()
         torch.cuda.synchronize()
     events: Any = profiler.events()
     kernels = [
@@ -138,7 +126,7 @@ def profile(engine: LocalEngine, num_steps: int) -> tuple[dict[str, float], list
         for event in events
         if event.device_type == DeviceType.CUDA
     ]
-    return shares(kernels), sizes
+    return shares(kernels), [(tokens, pieces) for _, _, tokens, pieces in watched.steps]
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,13 @@ def decode_batch(num_rows: int, num_shared: int) -> FlatBatch:
         for i in range(num_shared)
     ]
     return FlatBatch(
-        input_ids=rows + 1, positions=rows + 2, write_slots=rows + 3, shared=shared, causal=[], singles=singles
+        input_ids=rows + 1,
+        positions=rows + 2,
+        write_slots=rows + 3,
+        shared=shared,
+        causal=[],
+        singles=singles,
+        has_positions=False,
     )
 
 
@@ -72,7 +79,10 @@ def test_what_does_not_fit_is_left_to_the_eager_path(num_rows: int, num_shared: 
     assert Bucket(128, 4).fill(batch_arrays(batch, works, range(num_rows)), works.num_parts, SCRATCH) is None
 
 
-@pytest.mark.parametrize("make", [long_batch, lambda: mixed_batch(seed=3), lambda: branches_alone(20)])
+@pytest.mark.parametrize(
+    "make",
+    [long_batch, lambda: long_batch(in_order=True), lambda: mixed_batch(seed=3), lambda: branches_alone(20)],
+)
 def test_steps_with_runs_and_trees_are_read_from_the_buffers_as_they_are(make: Callable[[], FlatBatch]) -> None:
     buffers = Buffers(Bucket(256, 3), DEVICE, NUM_SLOTS)
     kind = AttentionKind(scaling=0.2)
@@ -80,7 +90,8 @@ def test_steps_with_runs_and_trees_are_read_from_the_buffers_as_they_are(make: C
     q = torch.randn(256, 6, 16, device=DEVICE)
     k, v = torch.randn(2, NUM_SLOTS + 1, 2, 16, device=DEVICE)
     attention = TritonAttention(buffers.ints, num_parts=buffers.bucket.num_parts, group=3, beside=Beside(None, 4))
-    for batch in (long_batch(), make()):  # the second finds what the first has left
+    for given in (long_batch(), make()):  # the second finds what the first has left
+        batch = replace(given, has_positions=False)
         works = list_works(batch, group=3)
         assert buffers.put(batch_arrays(batch, works, range(len(batch.input_ids))), works.num_parts)
         num_rows = len(batch.input_ids)
@@ -99,6 +110,7 @@ def test_more_limited_slots_than_there_is_room_for_are_left_to_the_eager_path() 
         shared=[],
         causal=[CausalWork(q_start=0, q_end=1, slots=slots, positions=slots)],
         singles=SingleWork(rows=none, slots=none, positions=none, lens=none),
+        has_positions=False,
     )
     works = list_works(batch, group=4)
     assert not Buffers(bucket, DEVICE, SCRATCH).put(batch_arrays(batch, works, [0]), works.num_parts)

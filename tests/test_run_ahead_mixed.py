@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -159,12 +160,30 @@ CHOOSE = st.just(Choose(alternatives=((1, 2), (1, 3, 3), (4,))))
 TURN = st.tuples(TOKENS, st.one_of(PLAIN, PLAIN, WAITING, CONSTRAINED, CHOOSE))
 
 
-@pytest.fixture(scope="module")
-def small_numbers_count() -> Iterator[None]:
+@contextmanager
+def small_numbers() -> Iterator[pytest.MonkeyPatch]:
+    """Limits that few short rows reach."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sglbatch.engine.engine.MIN_RESULTS", 1)
         patch.setattr("sglbatch.engine.expected_use.MIN_FINISHED", 0)
         patch.setattr("sglbatch.engine.passes.MIN_PASS_TOKENS", 2)
+        yield patch
+
+
+def small_engine(runner: DrawingRunner, config: SchedulerConfig, *, overlap: bool) -> LocalEngine:
+    return LocalEngine(
+        runner,
+        SmallTokenizer(),  # type: ignore[arg-type]
+        identity="stub",
+        context_len=10_000,
+        scheduler_config=config,
+        overlap=overlap,
+    )
+
+
+@pytest.fixture(scope="module")
+def small_numbers_count() -> Iterator[None]:
+    with small_numbers() as patch:
         patch.setattr("sglbatch.engine.scheduler.TAIL_RUN", 2)
         patch.setattr("sglbatch.engine.sequence.TAIL_RUN", 2)
         yield
@@ -193,14 +212,7 @@ def test_answers_are_the_same(  # noqa: PLR0917
     max_batch_tokens: int,
 ) -> None:
     def ask(num_slots: int, limit: int, overlap: bool, config: SchedulerConfig) -> list[tuple[object, ...]]:
-        engine = LocalEngine(
-            DrawingRunner(num_slots, most_rows, limit),
-            SmallTokenizer(),  # type: ignore[arg-type]
-            identity="stub",
-            context_len=10_000,
-            scheduler_config=config,
-            overlap=overlap,
-        )
+        engine = small_engine(DrawingRunner(num_slots, most_rows, limit), config, overlap=overlap)
         return answers(engine, [Chat(turns=chat) for chat in turns], keep=keep)
 
     with pytest.MonkeyPatch.context() as patch:

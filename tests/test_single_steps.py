@@ -13,12 +13,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglbatch.engine.batch import FlatBatch, flatten
-from sglbatch.engine.engine import LocalEngine
 from sglbatch.engine.radix.slots import slot_ids
 from sglbatch.engine.scheduler import SchedulerConfig
 from sglbatch.engine.sequence import Piece, Step
 from sglbatch.types import Generate, Operation
-from tests.test_run_ahead_mixed import CHOOSE, CONSTRAINED, PLAIN, WAITING, Chat, DrawingRunner, SmallTokenizer, answers
+from tests.test_run_ahead_mixed import (
+    CHOOSE,
+    CONSTRAINED,
+    PLAIN,
+    WAITING,
+    Chat,
+    DrawingRunner,
+    answers,
+    small_engine,
+    small_numbers,
+)
 
 Seen: TypeAlias = "list[list[tuple[int, int]]]"
 """Of each row the (slot, position) pairs that it attends to, in order."""
@@ -100,11 +109,8 @@ TURN = st.tuples(PROMPT, st.one_of(LONG, LONG, LONG, PLAIN, WAITING, CONSTRAINED
 
 @pytest.fixture(scope="module")
 def small_numbers_count() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
+    with small_numbers() as patch:
         patch.setattr("sglbatch.engine.batch.MIN_SHARED_ROWS", 2)
-        patch.setattr("sglbatch.engine.engine.MIN_RESULTS", 1)
-        patch.setattr("sglbatch.engine.expected_use.MIN_FINISHED", 0)
-        patch.setattr("sglbatch.engine.passes.MIN_PASS_TOKENS", 2)
         yield
     assert CheckingRunner.num_checked > 20 and CheckingRunner.num_sharing > 5
 
@@ -136,16 +142,8 @@ def test_each_row_sees_its_path_and_its_tail(  # noqa: PLR0917
     tail_run: int,
 ) -> None:
     num_slots = extra + max(Chat(turns=chat).largest for chat in turns)
-    engine = LocalEngine(
-        CheckingRunner(num_slots, most_rows, limit),
-        SmallTokenizer(),  # type: ignore[arg-type]
-        identity="stub",
-        context_len=10_000,
-        scheduler_config=SchedulerConfig(
-            num_slots=num_slots, max_batch_tokens=max_batch_tokens, max_rows=max_rows, retain=retain
-        ),
-        overlap=True,
-    )
+    config = SchedulerConfig(num_slots=num_slots, max_batch_tokens=max_batch_tokens, max_rows=max_rows, retain=retain)
+    engine = small_engine(CheckingRunner(num_slots, most_rows, limit), config, overlap=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sglbatch.engine.engine.MIN_OVERLAP_TOKENS", 3)
         patch.setattr("sglbatch.engine.batch.MIN_SHARED_TOKENS", min_shared)

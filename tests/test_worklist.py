@@ -185,7 +185,7 @@ def test_every_pair_sees_its_slots_once(  # noqa: PLR0917
     if causal or merge_all or num_rows > 128:
         return
     assert not len(arrays["seen_from"]) and not len(arrays["seen_until"])
-    bucket = Bucket(128, group, with_runs)
+    bucket = Bucket(128, group, works.runs is not None)
     buffer = bucket.fill(arrays, works.num_parts, SCRATCH)
     if buffer is None:
         assert num_shared > 1, "a graph has room for one node over all rows"

@@ -51,9 +51,6 @@ class Generation:
         self.operation = sequence.request.operation
         self.sequence = sequence
         self.text = text
-        self._output_ids = sequence.output_ids
-        self._max_tokens = self.operation.max_tokens
-        self._watches_text = not text.never_stops
         self.guide = guide
         self.state = guide.start if guide else 0
         self.num_sampled = 0
@@ -211,11 +208,11 @@ class Generation:
         self.num_sampled += 1
         if token_id in self._end_token_ids:
             return "stop"
-        output_ids = self._output_ids
+        output_ids = self.sequence.output_ids
         output_ids.append(token_id)
-        if self._watches_text and self.text.stops():
+        if self.text.stops():
             return "stop"
-        return "length" if len(output_ids) >= self._max_tokens else None
+        return "length" if len(output_ids) >= self.operation.max_tokens else None
 
     def _within_reach(self, token_id: int) -> int:
         """The token, or with ``complete`` the first of the shortest completion where the token would leave no room."""

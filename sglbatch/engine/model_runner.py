@@ -192,9 +192,12 @@ class ModelRunner:
         if self.device.type == "cuda":
             from sglbatch.engine.fused.graphs import StepGraphs
 
-            scratch = len(next(iter(self._pools.values())).k_NKD) - 1
             self._graphs = StepGraphs(
-                fused, group=self._group, device=self.device, scratch_slot=scratch, with_runs=self._with_runs
+                fused,
+                group=self._group,
+                device=self.device,
+                scratch_slot=self._scratch_slot,
+                with_runs=self._with_runs,
             )
 
     @torch.inference_mode()
@@ -204,15 +207,14 @@ class ModelRunner:
         Compiles the kernels, captures the graphs, and takes the memory that the largest step needs, on the device and
         pinned.
         """
-        scratch_slot = len(next(iter(self._pools.values())).k_NKD) - 1
-        some = _one_of_each(scratch_slot=scratch_slot, has_positions=self._has_windows)
+        some = _one_of_each(scratch_slot=self._scratch_slot, has_positions=self._has_windows)
         self._launch_kernels(some, [0])  # also kernels that no graph has
         if self._fused is not None:
             self._fused.load_products(max_batch_tokens)
         if self._graphs is not None:
             self._graphs.capture_all()
         zeros = np.zeros(max_batch_tokens, dtype=np.int64)
-        slots = np.full_like(zeros, scratch_slot)
+        slots = np.full_like(zeros, self._scratch_slot)
         largest = single_sequence(zeros, slots=slots, positions=zeros, has_positions=self._has_windows)
         try:
             states_RH = self._launch_kernels(largest, range(max_batch_tokens))
@@ -344,6 +346,11 @@ class ModelRunner:
         )
         hidden_TH: torch.Tensor = output.last_hidden_state[0]
         return hidden_TH
+
+    @property
+    def _scratch_slot(self) -> int:
+        """The last one; after ``allocate``."""
+        return len(next(iter(self._pools.values())).k_NKD) - 1
 
     @cached_property
     def _has_sinks(self) -> bool:

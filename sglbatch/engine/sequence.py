@@ -203,23 +203,24 @@ class Sequence:
 
     def grow_tail(self, extents: list[Extent]) -> None:
         self.tail = self.tail + extents
-        self._own_slots = np.concatenate([self._own_slots, slot_ids(extents)])
-        self.tail_slots = self._own_slots[self._own_base_len :]
+        self._remember(np.concatenate([self._own_slots, slot_ids(extents)]))
 
     def shrink_tail(self, num: int) -> list[Extent]:
         """Takes the last ``num`` slots away, which are unused."""
         assert self.tail_len <= len(self.tail_slots) - num
         self.tail, taken = split_extents(self.tail, len(self.tail_slots) - num)
-        self._own_slots = self._own_slots[: len(self._own_slots) - num]
-        self.tail_slots = self._own_slots[self._own_base_len :]
+        self._remember(self._own_slots[: len(self._own_slots) - num])
         return taken
 
     def drop_tail(self) -> list[Extent]:
         """Takes all of the tail away, used or not."""
         taken, self.tail, self.tail_len = self.tail, [], 0
-        self._own_slots = self._own_slots[: self._own_base_len]
-        self.tail_slots = self._own_slots[self._own_base_len :]
+        self._remember(self._own_slots[: self._own_base_len])
         return taken
+
+    def _remember(self, own_slots: npt.NDArray[np.int64]) -> None:
+        self._own_slots = own_slots
+        self.tail_slots = own_slots[self._own_base_len :]
 
     @property
     def next_run(self) -> int:
@@ -266,8 +267,7 @@ class Sequence:
         if nodes is not self._own_nodes:  # the same list has the same nodes
             if nodes != self._own_nodes:
                 self._own_base_len = sum(length for _, length in nodes)
-                self._own_slots = np.concatenate([*(node.slots[:length] for node, length in nodes), self.tail_slots])
-                self.tail_slots = self._own_slots[self._own_base_len :]
+                self._remember(np.concatenate([*(node.slots[:length] for node, length in nodes), self.tail_slots]))
             self._own_nodes = nodes
         return self._own_slots[: self._own_base_len + tail_len]
 

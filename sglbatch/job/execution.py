@@ -154,7 +154,7 @@ class Execution:
             if self._num_fitting:
                 self._loading.start()
         if self._feed.is_done:
-            check_pool(self._feed.all_calls(), self._prepared)
+            check_pool(self._feed.all_calls, self._prepared)
         self._plan_once()
 
     def run(self) -> None:
@@ -265,7 +265,7 @@ class Execution:
         """Hands on all first calls, once they are known."""
         if self._feed.is_done and not self._is_planned:
             self._is_planned = True
-            self._on_planned(self._feed.all_calls())
+            self._on_planned(self._feed.all_calls)
 
     def _step(self) -> list[RowProgram]:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Final
 
 from sglbatch.lang.calls import PendingCall
@@ -48,6 +49,7 @@ class Feed:
         self._calls += slab or []
         return slab or []
 
+    @cached_property
     def all_calls(self) -> list[PendingCall]:
         """The calls of all slabs, in the order of the input."""
         assert self.is_done

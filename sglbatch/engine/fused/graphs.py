@@ -91,7 +91,7 @@ class Bucket:
 
     def fill(self, arrays: dict[str, Ints32], num_parts: int, scratch_slot: int) -> Ints32 | None:
         """The buffer's contents up to the last used slot, or None where the step does not fit."""
-        lens, arrays = self.lens, {"runs": np.empty(0, dtype=np.int32)} | arrays  # where positions count there are none
+        lens = self.lens
         if num_parts >= self.num_parts or any(len(arrays[name]) > n for name, n in lens.items()):
             return None
         if len(arrays["seen_from"]) > self.num_limited:
